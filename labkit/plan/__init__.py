@@ -1,0 +1,1 @@
+"""Arithmetic on shapes: memory, time and break-even. Nothing here needs torch."""
