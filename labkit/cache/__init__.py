@@ -1,0 +1,30 @@
+"""KV caches by name. A new cache is one file and one line here; tests, benches and commands read this table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from labkit.cache.contiguous import ContiguousCache
+from labkit.cache.contract import KVCache
+from labkit.errors import BadRequest
+from labkit.plan.memory import KVShape
+
+CACHES: dict[str, Callable[..., KVCache] | None] = {
+    "none": None,  # an equal choice: the whole text is computed again for every token
+    "contiguous": ContiguousCache,
+}
+
+
+def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 1, capacity: int | None = None,
+               dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> KVCache | None:
+    """A cache of the kind named (None for "none"), or what a factory of the same arguments makes."""
+    if isinstance(kind, str):
+        if kind not in CACHES:
+            raise BadRequest(f"There is no cache named {kind!r}; choose one of {', '.join(sorted(CACHES))}.")
+        kind = CACHES[kind]
+    return None if kind is None else kind(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
+
+
+__all__ = ["CACHES", "ContiguousCache", "KVCache", "make_cache"]

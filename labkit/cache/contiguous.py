@@ -1,0 +1,89 @@
+"""The contiguous cache: one block of keys and one of values per layer, slot s holds position s.
+
+Each decode step computes keys and values for one token instead of for the whole text: work per token falls
+from O(S) forward passes over tokens to one, and reading the cache, 2 * K * D numbers a token and layer, takes its place.
+
+    bytes = rows * slots * sum over layers of (2 * K * D) * bytes of a number
+
+Slots double when they run out, up to `capacity`, so appending costs O(1) copies a token on average.
+It loses when rows differ much in length (every row is as long as the longest; see the paged cache), and for
+very short texts, where recomputing a few tokens costs as much as reading them back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.cache.contract import KVCache
+from labkit.cache.step import Step, attend_dense
+from labkit.plan.memory import KVShape
+
+FIRST_SLOTS = 256
+
+
+class ContiguousCache(KVCache):
+    """Dense keys and values [B, K, slots, D] per layer; windows of the shape are masked, not dropped."""
+
+    def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None,
+                 dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
+        super().__init__(shape, batch, capacity, dtype, device)
+        self.slots = FIRST_SLOTS if capacity is None else min(FIRST_SLOTS, capacity)
+        self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
+        self.keys: list[Tensor | None] = [None] * shape.num_layers
+        self.values: list[Tensor | None] = [None] * shape.num_layers
+        self._allocate(self.slots)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        if self._home[layer] != layer:
+            raise ValueError(f"Layer {layer} reads the cache of layer {self._home[layer]}; it has nothing to append.")
+        step = self.step
+        if step.uniform:
+            start = step.starts[0]
+            end = start + step.num_tokens
+            self.keys[layer][:, :, start:end] = keys
+            self.values[layer][:, :, start:end] = values
+        else:
+            rows, tokens, slots = step.scatter()  # [N] each; the padding is in none of them
+            self.keys[layer][rows, :, slots] = keys[rows, :, tokens].to(self.dtype)  # [N, K, D]
+            self.values[layer][rows, :, slots] = values[rows, :, tokens].to(self.dtype)
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        spec, home, length = self.shape.layers[layer], self._home[layer], self.step.length
+        keys, values = self.keys[home][:, :, :length], self.values[home][:, :, :length]  # [B, K, S, D]
+        return attend_dense(self.step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks)
+
+    def nbytes(self) -> int:
+        return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values) if t is not None)
+
+    def nbytes_used(self) -> int:
+        numbers = sum(
+            2 * layer.num_kv_heads * layer.head_dim for i, layer in enumerate(self.shape.layers) if self._home[i] == i
+        )
+        return sum(self.lengths) * numbers * self.dtype.itemsize
+
+    def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
+        slots = self.slots
+        while slots < max(lengths):
+            slots *= 2
+        if slots != self.slots:
+            self._allocate(slots if self.capacity is None else min(slots, self.capacity))
+
+    def _allocate(self, slots: int) -> None:
+        # Zeros, because a masked slot still takes part with weight 0, and 0 * NaN is NaN. Ordinary tensors even
+        # under inference mode, so that a cache filled there can be used outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            for i, layer in enumerate(self.shape.layers):
+                if self._home[i] == i:
+                    size = (self.batch, layer.num_kv_heads, slots, layer.head_dim)
+                    for side in (self.keys, self.values):
+                        grown = torch.zeros(size, dtype=self.dtype, device=self.device)
+                        if side[i] is not None:
+                            grown[:, :, : self.length] = side[i][:, :, : self.length]
+                        side[i] = grown
+        self.slots = slots
+
+    def _select(self, rows: tuple[int, ...]) -> None:
+        order = torch.tensor(rows, device=self.device)
+        for side in (self.keys, self.values):
+            side[:] = [t if t is None else t.index_select(0, order) for t in side]

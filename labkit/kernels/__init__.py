@@ -1,0 +1,1 @@
+"""The few operations that are worth writing more than once: the plain way (the oracle) and faster ones."""
