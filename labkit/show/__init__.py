@@ -1,0 +1,1 @@
+"""What the notebooks show: figures, tables, sliders and exercise checks, in one house style."""

@@ -1,0 +1,231 @@
+"""Checks for the exercises: each says "passed", or guesses the mistake, or says "not attempted".
+
+A check compares an answer with the right one *and with the answers that common mistakes give*, so that
+its message names the mistake. It prints one line and never raises: an unsolved exercise must not stop a
+notebook that runs from top to bottom. The outcome comes back too (true when passed), for those who grade.
+A new exercise is one function: it returns None for a right answer, else a sentence about the mistake.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labkit.plan.memory import KVShape, kv_bytes_per_token
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check found; true when passed. Quiet in a notebook, where the check has printed already."""
+
+    exercise: str
+    state: str  # "passed", "not yet" or "not attempted"
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.state == "passed"
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+class NotAttempted(Exception):
+    """An answer that is still the placeholder."""
+
+
+def check(exercise: str) -> Callable:
+    """Turn a function `answer -> None or a sentence about the mistake` into a check that prints."""
+
+    def wrap(judge: Callable) -> Callable[..., Outcome]:
+        @functools.wraps(judge)
+        def checked(*answers) -> Outcome:
+            try:
+                if any(_placeholder(answer) for answer in answers):
+                    raise NotAttempted
+                mistake = judge(*answers)
+            except NotAttempted:
+                outcome = Outcome(exercise, "not attempted", "replace the ... and run the cell again")
+            except Exception as error:  # the reader's own code failed: say where, do not stop the run
+                message = f"your code raised {type(error).__name__}: {error}"
+                outcome = Outcome(exercise, "not yet", message)
+            else:
+                state = "not yet" if mistake else "passed"
+                outcome = Outcome(exercise, state, mistake or "")
+            print(f"{exercise}: {outcome.state}" + (f" — {outcome.message}" if outcome.message else ""))
+            return outcome
+
+        return checked
+
+    return wrap
+
+
+def _placeholder(answer) -> bool:
+    return answer is None or answer is ...
+
+
+def _attempt(answer: Callable, *arguments):
+    """What the reader's function returns; a placeholder inside it counts as not attempted."""
+    value = answer(*arguments)
+    if _placeholder(value):
+        raise NotAttempted
+    return value
+
+
+def guess(value, right, mistakes: dict, otherwise: str) -> str | None:
+    """None when `value` is `right`, the sentence of the mistake that gives `value`, or `otherwise`."""
+    if value == right:
+        return None
+    return mistakes.get(value, otherwise)
+
+
+# ---- notebook 01: the KV cache -------------------------------------------------------------------
+
+# Made up, so that no two mistakes give the same number.
+CONFIGS = (
+    {"num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 40, "num_key_value_heads": 8,
+     "head_dim": 128},
+    {"num_hidden_layers": 24, "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 3},
+    {"num_hidden_layers": 10, "hidden_size": 640, "num_attention_heads": 8},
+    {"num_hidden_layers": 10, "hidden_size": 640, "num_attention_heads": 8, "num_key_value_heads": None},
+)  # fmt: skip
+
+
+@check("Bytes per token")
+def check_bytes_per_token(function) -> str | None:
+    """`function(config) -> int`: the KV cache's bytes per token in bf16, from a `config.json`."""
+    for config in CONFIGS:
+        try:
+            value = _attempt(function, dict(config))
+        except (KeyError, TypeError) as error:
+            return _missing_key(config, error)
+        mistake = _bytes_mistake(config, value)
+        if mistake:
+            return f"for {config} you return {value}. {mistake}"
+    return None
+
+
+def _missing_key(config: dict, error: Exception) -> str:
+    absent = {"head_dim", "num_key_value_heads"} - {key for key, value in config.items() if value}
+    return (
+        f"your function raised {type(error).__name__} ({error}) where {' and '.join(sorted(absent))} is absent or "
+        "null. Older configurations omit them: then every query head has its own keys and values, and "
+        "head_dim is hidden_size / num_attention_heads."
+    )
+
+
+def _bytes_mistake(config: dict, value) -> str | None:
+    layers, hidden, heads = (config[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    kv_heads = config.get("num_key_value_heads") or heads
+    derived = hidden // heads
+    head_dim = config.get("head_dim") or derived
+    right = kv_bytes_per_token(KVShape.uniform(layers, kv_heads, head_dim), "bf16")
+    mistakes = {
+        2 * layers * hidden * 2: "That is the formula with hidden_size in it: right when each query head has its "
+        "own keys and values, too large for a model with fewer KV heads.",
+        2 * layers * heads * head_dim * 2: "You counted query heads (num_attention_heads). Only "
+        "num_key_value_heads are stored.",
+        2 * layers * (heads // kv_heads) * head_dim * 2: "You used the number of query heads that *share* a KV "
+        "head. The formula wants how many KV heads there are.",
+        2 * layers * kv_heads * derived * 2: "You used hidden_size / num_attention_heads as head_dim. This "
+        "configuration states head_dim: the stated one holds.",
+        right // 2: "Half of what it should be: factor two. Either K and V are both stored, or a bf16 number "
+        "takes 2 bytes.",
+        right // 4: "A quarter of what it should be: K *and* V are stored, and a bf16 number takes 2 bytes.",
+        right * 2: "Twice what it should be: bf16 takes 2 bytes a number, not 4.",
+        right // layers: "That is one layer. Each layer has its own keys and values.",
+    }
+    if isinstance(value, float) and value == right:
+        return "The number is right, but bytes are whole: return an int (// instead of /)."
+    return guess(value, right, mistakes, "It should be 2 (K and V) x layers x KV heads x head_dim x 2 bytes.")
+
+
+@check("Positions computed")
+def check_positions(without_cache, with_cache) -> str | None:
+    """Token positions the model computes for a prompt of 500 tokens and 100 new ones, without and with a cache."""
+    prompt, new = 500, 100
+    wrong = guess(
+        without_cache,
+        sum(prompt + step for step in range(new)),
+        {
+            prompt * new: "Without a cache: the text grows by one token a step; you kept it at 500.",
+            (prompt + new) * new: "Without a cache: not every step sees all 600 tokens; the first sees 500.",
+            sum(prompt + step for step in range(1, new + 1)): "Without a cache: the first new token is read off a "
+            "pass over 500 tokens, not 501.",
+            prompt + new: "Without a cache: that counts each position once. Each step computes the whole text again.",
+        },
+        "Without a cache: step i computes the prompt and the i tokens made so far; add the 100 steps up.",
+    )
+    return wrong or guess(
+        with_cache,
+        prompt + new - 1,
+        {
+            prompt + new: "With the cache: nearly. The last token is never fed back, so it is never computed.",
+            new: "With the cache: the prompt must be computed once too.",
+            new - 1: "With the cache: the prompt must be computed once too.",
+        },
+        "With the cache: the prompt once, then one position a step; the first new token comes with the prompt.",
+    )
+
+
+class _Counted:
+    """A model that counts the tokens it is asked to compute."""
+
+    def __init__(self, model):
+        self._model = model
+        self.tokens = 0
+
+    def __call__(self, tokens, *arguments, **options):
+        self.tokens += tokens.numel()
+        return self._model(tokens, *arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+
+@check("A cached loop of your own")
+def check_cached_decode(function) -> str | None:
+    """`function(model, prompt, new_tokens) -> list[int]`: greedy decoding that computes each position once."""
+    from labkit.generate import generate
+    from labkit.model.tiny import tiny_model
+
+    model = tiny_model(seed=1)
+    prompt, new = [5, 9, 2, 7, 11, 3], 8
+    want = list(generate(model, prompt, max_new_tokens=new, end_ids=(), cache="none").tokens)
+    counted = _Counted(model)
+    got = _attempt(function, counted, list(prompt), new)
+    got = [int(token) for token in got]
+    if got[: len(prompt)] == prompt and len(got) > new:
+        return "You return the prompt as well. Return the new tokens only."
+    if len(got) != new:
+        return f"You return {len(got)} tokens; {new} were asked for. The first comes with the prompt's own pass."
+    if got != want:
+        first = next(i for i in range(new) if got[i] != want[i])
+        return (
+            f"Token {first} differs from decoding without a cache. "
+            + ("Take the logits of the *last* position." if first == 0 else
+               "After the prompt, feed only the newest token, with the same cache.")
+        )  # fmt: skip
+    once = len(prompt) + new - 1
+    if counted.tokens > once + 1:
+        return (
+            f"The tokens are right, but {counted.tokens} positions were computed where {once} do: the whole text is "
+            "fed again beside the cache."
+        )
+    return None
+
+
+@check("What fits")
+def check_what_fits(tokens) -> str | None:
+    """Most tokens one sequence can hold: 16 GiB, weights 8,000,000,000 x 2 B, 32 layers x 8 KV heads x 128, bf16."""
+    memory, weights, per_token = 16 * 2**30, 8_000_000_000 * 2, 2 * 32 * 8 * 128 * 2
+    mistakes = {
+        memory // per_token: "You forgot the weights: 16,000,000,000 bytes of the memory are taken.",
+        (16 * 10**9 - weights) // per_token: "You read GiB as 1000³ bytes: then nothing would be left at all.",
+        (memory - weights) // (2 * 32 * 32 * 128 * 2): "You counted 32 query heads; 8 KV heads are stored.",
+        (memory - weights) // (per_token // 2): "Factor two: K and V are both stored.",
+        -(-(memory - weights) // per_token): "You rounded up: the last token would not fit.",
+        (memory - 16 * 2**30) // per_token: "You took the weights as 16 GiB; 8,000,000,000 x 2 B are 14.9 GiB.",
+    }
+    otherwise = "Subtract the weights from the memory, in bytes, and divide by the bytes of one token."
+    return guess(tokens, (memory - weights) // per_token, mistakes, otherwise)

@@ -1,0 +1,183 @@
+"""The four plots of the lab, drawn on axes from `labkit.show.figures.canvas`.
+
+`band_plot`: curves over a quantity, measured with their spread, predicted as thin lines.
+`bar_plot`: one value an arm, with its interval. `roofline_plot`: what a machine can reach, and where
+work lies under it. `prediction_plot`: predicted against measured, with the band of the tolerance.
+All take numbers in base units (seconds, bytes) and a `scale` for the axis where one reads better.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from labkit.errors import BadRequest
+from labkit.show.figures import COLOURS, FAINT, INK, MARKERS, curve_style
+
+
+def band_plot(
+    ax,
+    x: Sequence[float],
+    measured: Mapping[str, Sequence],
+    predicted: Mapping[str, Sequence[float]] | None = None,
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    scale: float = 1.0,
+) -> None:
+    """Curves over `x`. A measured point is a number or (middle, low, high); a prediction is a line.
+
+    A prediction carries the colour of the measurement of the same name and no marker.
+    """
+    predicted = predicted or {}
+    names = list(dict.fromkeys([*measured, *predicted]))
+    for index, name in enumerate(names):
+        style = curve_style(index)
+        if name in measured:
+            points = [_triple(point, scale) for point in measured[name]]
+            _same_length(name, x, points)
+            middle, low, high = zip(*points, strict=True)
+            alone = name not in predicted
+            line = style if alone else {**style, "linestyle": "none"}
+            ax.plot(x, middle, label=f"{name}, measured" if predicted else name, **line)
+            ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        if name in predicted:
+            _same_length(name, x, predicted[name])
+            values = [value * scale for value in predicted[name]]
+            line = {"color": style["color"], "linestyle": style["linestyle"]}
+            ax.plot(x, values, linewidth=1.2, label=f"{name}, predicted", **line)
+    _finish(ax, xlabel, ylabel, title)
+    ax.set_ylim(bottom=0)
+    ax.legend(loc="upper left")
+
+
+def bar_plot(ax, values: Mapping[str, object], *, xlabel: str, title: str = "", scale: float = 1.0) -> None:
+    """Horizontal bars: a number, or (value, low, high) with the interval as a whisker."""
+    names = list(values)
+    triples = [_triple(values[name], scale) for name in names]
+    rows = range(len(names))
+    reach = max((high for _, _, high in triples), default=0.0)
+    ax.barh(rows, [value for value, _, _ in triples], color=COLOURS[2], height=0.62)
+    for row, (value, low, high) in zip(rows, triples, strict=True):
+        if high > low:
+            ax.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|")
+        ax.text(max(value, high) + 0.015 * reach, row, f"{value:,.3g}", va="center", fontsize=9)
+    ax.set_yticks(list(rows), names)
+    ax.invert_yaxis()
+    ax.set_xlim(0, reach * 1.15 or 1.0)
+    _finish(ax, xlabel, "", title)
+    ax.grid(visible=False, axis="y")
+
+
+def roofline_plot(
+    ax,
+    bandwidth: float,
+    flops: float,
+    dots: Mapping[str, tuple[float, float]],
+    *,
+    title: str = "",
+) -> None:
+    """Attainable FLOP/s over arithmetic intensity, and `dots` {name: (FLOP/byte, FLOP/s)}.
+
+    roof(intensity) = min(flops, bandwidth * intensity)   [Williams, Waterman, Patterson 2009]
+    """
+    ridge = flops / bandwidth
+    intensities = [at for at, _ in dots.values()] + [ridge]
+    left, right = min(intensities) / 3, max(intensities) * 4
+    ax.plot(
+        [left, ridge, right],
+        [bandwidth * left / 1e9, flops / 1e9, flops / 1e9],
+        color=INK,
+        linewidth=2.2,
+    )
+    ax.axvline(ridge, color="#888888", linewidth=0.9, linestyle=":")
+    ax.annotate(
+        f"ridge: {ridge:.1f} FLOP/B",
+        (ridge, flops / 1e9),
+        xytext=(-6, 5),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )
+    for index, (name, (intensity, reached)) in enumerate(dots.items()):
+        which = index % len(COLOURS)
+        ax.plot(
+            intensity,
+            reached / 1e9,
+            linestyle="none",
+            marker=MARKERS[which],
+            color=COLOURS[which],
+            markersize=8,
+            label=name,
+        )
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=10)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _finish(ax, "arithmetic intensity [FLOP/B]", "arithmetic reached [GFLOP/s]", title)
+    ax.legend(loc="lower right")
+
+
+def prediction_plot(
+    ax,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    unit: str,
+    tolerance: float = 0.15,
+    title: str = "",
+    scale: float = 1.0,
+) -> None:
+    """Measured over predicted, {series: [(predicted, measured), …]}; the diagonal is a perfect guess."""
+    every = [value * scale for series in points.values() for pair in series for value in pair]
+    if not every or min(every) <= 0:
+        raise BadRequest("a prediction plot needs at least one pair, and all values above zero")
+    low, high = min(every) / 1.6, max(every) * 1.6
+    ends = (low, high)
+    ax.fill_between(
+        ends,
+        [end * (1 - tolerance) for end in ends],
+        [end * (1 + tolerance) for end in ends],
+        color=FAINT,
+        alpha=0.7,
+        linewidth=0,
+        label=f"within {tolerance:.0%}",
+    )
+    ax.plot(ends, ends, color=INK, linewidth=1.0)
+    for index, (name, series) in enumerate(points.items()):
+        style = {**curve_style(index), "linestyle": "none"}
+        ax.plot(
+            [predicted * scale for predicted, _ in series],
+            [measured * scale for _, measured in series],
+            label=name,
+            **style,
+        )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(ends)
+    ax.set_ylim(ends)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(lambda value, _: "")
+    _finish(ax, f"predicted [{unit}]", f"measured [{unit}]", title)
+    ax.legend(loc="upper left")
+
+
+def _triple(point, scale: float) -> tuple[float, float, float]:
+    """(middle, low, high) of a number, a triple, or a `labkit.measure` timing."""
+    if hasattr(point, "median_s"):
+        point = (point.median_s, point.low_s, point.high_s)
+    elif not isinstance(point, Sequence):
+        point = (point, point, point)
+    middle, low, high = point
+    return middle * scale, low * scale, high * scale
+
+
+def _same_length(name: str, x: Sequence, points: Sequence) -> None:
+    if len(x) != len(points):
+        raise BadRequest(
+            f"curve {name!r} has {len(points)} points for {len(x)} places on the x axis: give one point for each"
+        )
+
+
+def _finish(ax, xlabel: str, ylabel: str, title: str) -> None:
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.set_title(title)
