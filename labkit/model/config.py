@@ -1,0 +1,187 @@
+"""The shape of a decoder, read from what checkpoints say about themselves.
+
+A checkpoint states its shape in a `config.json` (the hub's format) or in GGUF metadata. Both are turned into
+one frozen `ModelConfig`; nothing else in labkit reads either. `head_dim` is taken as stated and derived as
+hidden / heads only where nothing is said (Qwen3-0.6B: 128, where hidden / heads would be 64).
+What the decoder cannot compute is refused by name here, before a single weight is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import BadRequest
+from labkit.model.rope import RopeConfig
+
+if TYPE_CHECKING:
+    from labkit.plan.memory import KVShape
+
+ARCHITECTURES = {  # what a config.json leaves out where it means the architecture's own default
+    "llama": {"num_key_value_heads": None, "max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    max_positions: int = 2048
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] | None = None  # per layer; None: every layer sees everything
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
+
+    def __post_init__(self):
+        check_architecture(self.architecture)
+        if self.num_heads % self.num_kv_heads:
+            raise BadRequest(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads: "
+                "the first must be a multiple of the second."
+            )
+        if self.windows is not None and len(self.windows) != self.num_layers:
+            raise BadRequest(
+                f"{len(self.windows)} windows were given for {self.num_layers} layers: give one a layer, or none."
+            )
+        if self.head_dim % 2:
+            raise BadRequest(
+                f"head_dim {self.head_dim} is odd: rotary embedding turns pairs of channels, so it must be even."
+            )
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def context(self) -> int:
+        """Tokens that may be in use at once. Dynamic rotary settings state the length before stretching."""
+        return int(self.max_positions * self.rope.factor) if self.rope.kind == "dynamic" else self.max_positions
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    @property
+    def kv_shape(self) -> KVShape:
+        from labkit.plan.memory import KVShape, LayerKV
+
+        return KVShape(
+            tuple(LayerKV(self.num_kv_heads, self.head_dim, window=self.window(i)) for i in range(self.num_layers))
+        )
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
+        """From the dictionary of a `config.json` (older and newer spellings of the rotary settings alike)."""
+        architecture = check_architecture(config.get("model_type"))
+        given = ARCHITECTURES[architecture] | config
+        heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
+        head_dim = given.get("head_dim") or given["hidden_size"] // heads
+        if given.get("hidden_act", "silu") != "silu":
+            raise BadRequest(
+                f"the activation {given['hidden_act']!r} is not one that labkit.model computes ('silu'): "
+                "labkit.hf runs the model through transformers."
+            )
+        bias = bool(given.get("attention_bias", False)) and architecture in ("llama", "qwen3")
+        eos = given.get("eos_token_id")
+        return cls(
+            architecture=architecture,
+            vocab_size=given["vocab_size"],
+            hidden_size=given["hidden_size"],
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=given.get("num_key_value_heads") or heads,
+            head_dim=head_dim,
+            intermediate_size=given["intermediate_size"],
+            norm_eps=given.get("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_hf(given),
+            max_positions=given["max_position_embeddings"],
+            tie_embeddings=bool(given.get("tie_word_embeddings", False)),
+            qkv_bias=bias or architecture == "qwen2",
+            o_bias=bias,
+            mlp_bias=bool(given.get("mlp_bias", False)) and architecture == "llama",
+            qk_norm=architecture == "qwen3",
+            windows=_windows(architecture, given, layers),
+            bos_id=given.get("bos_token_id"),
+            eos_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
+            pad_id=given.get("pad_token_id"),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` that transformers reads for this shape: the inverse of `from_hf`."""
+        class_name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[self.architecture]
+        config = {
+            "architectures": [class_name + "ForCausalLM"],
+            "model_type": self.architecture,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.norm_eps,
+            "max_position_embeddings": self.max_positions,
+            "tie_word_embeddings": self.tie_embeddings,
+            "bos_token_id": self.bos_id,
+            "eos_token_id": list(self.eos_ids) if len(self.eos_ids) > 1 else next(iter(self.eos_ids), None),
+            "pad_token_id": self.pad_id,
+            **self.rope.to_hf(),
+        }
+        if self.architecture in ("llama", "qwen3"):
+            config["attention_bias"] = self.qkv_bias
+        if self.architecture == "llama":
+            config["mlp_bias"] = self.mlp_bias
+        else:
+            widths = sorted({w for w in self.windows or () if w is not None})
+            config["sliding_window"] = widths[0] if widths else None
+        if self.architecture in ("qwen2", "qwen3"):
+            config["use_sliding_window"] = bool(widths)
+            config["layer_types"] = [
+                "full_attention" if self.window(i) is None else "sliding_attention" for i in range(self.num_layers)
+            ]
+        return config
+
+
+def check_architecture(name: str | None) -> str:
+    if name not in ARCHITECTURES:
+        raise BadRequest(
+            f"the architecture {name!r} is not one that labkit.model computes ({', '.join(ARCHITECTURES)}): "
+            "labkit.hf runs most other models through transformers."
+        )
+    return name
+
+
+def _windows(architecture: str, given: dict, layers: int) -> tuple[int | None, ...] | None:
+    window = given.get("sliding_window")
+    if window is None or architecture == "llama":
+        return None
+    if architecture == "mistral":
+        return (window,) * layers
+    if not given.get("use_sliding_window", False):
+        return None
+    kinds = given.get("layer_types")
+    if kinds is None:
+        first = given.get("max_window_layers", 28)
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return windows if any(windows) else None

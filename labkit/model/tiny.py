@@ -1,0 +1,54 @@
+"""Random tiny models for tests and first steps: every part of the real thing, in microseconds.
+
+The defaults are chosen to catch what square shapes hide: fewer KV heads than query heads, and for Qwen3 a head_dim that
+is not hidden / heads. Weights are large enough for logits to differ clearly; norms and biases are not ones and zeros.
+A random model has no attention sinks, outliers or ties: build those by hand where they matter.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from labkit.model.config import ModelConfig
+from labkit.model.decoder import Decoder
+
+
+def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
+    values = {
+        "architecture": architecture,
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 12 if architecture == "qwen3" else 8,
+        "intermediate_size": 48,
+        "norm_eps": 1e-5,
+        "max_positions": 512,
+        "tie_embeddings": False,
+        "qkv_bias": architecture == "qwen2",
+        "qk_norm": architecture == "qwen3",
+        "bos_id": 1,
+        "eos_ids": (2,),
+        "pad_id": 2,
+    }
+    return ModelConfig(**(values | overrides))
+
+
+def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **overrides) -> Decoder:
+    """A decoder with random weights, the same for the same seed; in eval mode, without gradients."""
+    model = Decoder(tiny_config(architecture, **overrides))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if "norm" in name:
+                weight.copy_(1 + 0.2 * noise)
+            elif name.endswith("bias"):
+                weight.copy_(0.2 * noise)
+            elif name.startswith("embed_tokens"):
+                weight.copy_(noise)
+            else:
+                weight.copy_(1.5 * noise / weight.shape[1] ** 0.5)
+    model.name = f"tiny-{architecture}-{seed}"
+    return model.to(dtype).eval().requires_grad_(False)
