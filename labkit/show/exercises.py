@@ -183,36 +183,59 @@ class _Counted:
         return getattr(self._model, name)
 
 
-@check("A cached loop of your own")
-def check_cached_decode(function) -> str | None:
-    """`function(model, prompt, new_tokens) -> list[int]`: greedy decoding that computes each position once."""
-    from labkit.generate import generate
+@check("One prompt, two answers")
+def check_two_answers(function) -> str | None:
+    """`function(model, prompt, first, second, new_tokens) -> (tokens, tokens)`: greedy, the prompt computed once."""
+    import torch
+
     from labkit.model.tiny import tiny_model
 
-    model = tiny_model(seed=1)
-    prompt, new = [5, 9, 2, 7, 11, 3], 8
-    want = list(generate(model, prompt, max_new_tokens=new, end_ids=(), cache="none").tokens)
+    model, prompt, first, second, new = tiny_model(seed=1), [5, 9, 2, 7, 11, 3], [21, 4], [8, 30, 17], 5
+
+    def greedy(text: list[int]) -> list[int]:
+        made = []
+        for _ in range(new):
+            made.append(int(model(torch.tensor([[*text, *made]]))[0, -1].argmax()))
+        return made
+
+    want = (greedy(prompt + first), greedy(prompt + second))
+    carried = greedy(prompt + first + want[0][:-1] + second), greedy(prompt + first + want[0] + second)
     counted = _Counted(model)
-    got = _attempt(function, counted, list(prompt), new)
-    got = [int(token) for token in got]
-    if got[: len(prompt)] == prompt and len(got) > new:
-        return "You return the prompt as well. Return the new tokens only."
-    if len(got) != new:
-        return f"You return {len(got)} tokens; {new} were asked for. The first comes with the prompt's own pass."
-    if got != want:
-        first = next(i for i in range(new) if got[i] != want[i])
-        return (
-            f"Token {first} differs from decoding without a cache. "
-            + ("Take the logits of the *last* position." if first == 0 else
-               "After the prompt, feed only the newest token, with the same cache.")
-        )  # fmt: skip
-    once = len(prompt) + new - 1
-    if counted.tokens > once + 1:
-        return (
-            f"The tokens are right, but {counted.tokens} positions were computed where {once} do: the whole text is "
-            "fed again beside the cache."
-        )
-    return None
+    answers = _attempt(function, counted, list(prompt), list(first), list(second), new)
+    got = tuple([int(token) for token in answer] for answer in answers)
+    if [len(answer) for answer in got] != [new, new]:
+        return f"You return {[len(answer) for answer in got]} tokens; two answers of {new} new tokens were asked for."
+    if got[0] != want[0]:
+        return "The first answer differs from decoding without a cache: take the logits of the *last* position."
+    if got[1] in carried and got[1] != want[1]:
+        return "The second answer has read the first question too: rewind the cache to the end of the prompt."
+    if got[1] != want[1]:
+        return "The second answer differs from decoding without a cache: rewind to len(prompt), neither more nor less."
+    return _computed_too_much(counted.tokens, len(prompt), len(first) + len(second), new)
+
+
+def _computed_too_much(computed: int, prompt: int, questions: int, new: int) -> str | None:
+    allowed = prompt + questions + 2 * new  # feeding the last token of each answer is forgiven
+    if computed <= allowed:
+        return None
+    if computed <= allowed + prompt:
+        return f"The tokens are right, but {computed} positions were computed: the prompt was computed twice."
+    return f"The tokens are right, but {computed} positions were computed where {allowed} do: the text is fed again."
+
+
+class _Counted:
+    """A model that counts the tokens it is asked to compute."""
+
+    def __init__(self, model):
+        self._model = model
+        self.tokens = 0
+
+    def __call__(self, tokens, *arguments, **options):
+        self.tokens += tokens.numel()
+        return self._model(tokens, *arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
 
 
 @check("What fits")

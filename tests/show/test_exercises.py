@@ -1,8 +1,9 @@
 """The checks pass the right answer, name the common mistakes, and never stop a run."""
 
 import pytest
+import torch
 
-from labkit.show.exercises import check_bytes_per_token, check_positions, check_what_fits
+from labkit.show.exercises import check_bytes_per_token, check_positions, check_two_answers, check_what_fits
 
 
 def right(config):
@@ -81,3 +82,48 @@ def test_code_that_raises_is_reported_not_raised(capsys):
 
     assert not check_bytes_per_token(broken)
     assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def two_answers(back_to=lambda prompt: len(prompt), again=False, whole=False, extra=0):
+    """The solution, and what it becomes with one mistake."""
+
+    def answer_both(model, prompt, first, second, new_tokens):
+        cache = model.new_cache()
+        model(torch.tensor([prompt]), cache)
+        answers = []
+        for question in (first, second):
+            cache.rewind(min(back_to(prompt), cache.length) if answers else len(prompt))
+            text, answer = [*prompt, *question], []
+            if again and answers:
+                cache.rewind(0)
+                question = text
+            logits = model(torch.tensor([question]), cache)
+            for _ in range(new_tokens + extra):
+                answer.append(int(logits[0, -1].argmax()))
+                if whole:
+                    logits = model(torch.tensor([[*text, *answer]]))
+                else:
+                    logits = model(torch.tensor([answer[-1:]]), cache)
+            answers.append(answer)
+        return answers
+
+    return answer_both
+
+
+def test_two_answers_from_one_prompt_pass():
+    assert check_two_answers(two_answers())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        ({"back_to": lambda prompt: 1000}, "has read the first question"),
+        ({"back_to": lambda prompt: len(prompt) - 1}, "neither more nor less"),
+        ({"again": True}, "computed twice"),
+        ({"whole": True}, "fed again"),
+        ({"extra": 1}, "6, 6"),
+    ],
+)
+def test_mistakes_with_one_cache_for_two_answers_are_named(mistake, named, capsys):
+    assert not check_two_answers(two_answers(**mistake))
+    assert named in capsys.readouterr().out
