@@ -61,7 +61,7 @@ _ROOMS = {
     "measure", "model", "out", "plan", "quant", "runner", "show", "speculate", "stack", "texts",
 }  # fmt: skip
 
-__all__ = ["__version__", *_NAMES]  # noqa: PLE0604  (strings, all of them)
+__all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str):

@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from filelock import FileLock, Timeout
-
 from labkit.assets import wheels
 from labkit.assets.progress import say, size
 from labkit.assets.registry import Asset, File, Tree, cache_dir
@@ -43,6 +41,8 @@ def lock(name: str):
             f"The cache folder {cache_dir()} cannot be written ({error.strerror}); set LABKIT_CACHE to a folder "
             f"that can."
         ) from None
+    from filelock import FileLock, Timeout  # here, because it takes longer to import than all of labkit
+
     held = FileLock(path)
     try:
         held.acquire(timeout=0.2)
@@ -161,7 +161,9 @@ def _unpack(asset: Asset, paths: dict[str, Path], scratch: Path) -> Path:
         for archive in archives.values():
             archive.close()
     files = {
-        path.relative_to(scratch).as_posix(): path.stat().st_size for path in sorted(scratch.rglob("*")) if path.is_file()
+        path.relative_to(scratch).as_posix(): path.stat().st_size
+        for path in sorted(scratch.rglob("*"))
+        if path.is_file()
     }
     manifest = {"asset": asset.name, "revision": asset.revision, "licence": asset.licence, "files": files}
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
