@@ -100,7 +100,7 @@ def _run_one(path, notebook, parameters, runs, scale, limits, progress) -> Noteb
     run_dir = runs / path.stem / scale
     (run_dir / "figures").mkdir(parents=True, exist_ok=True)
     (run_dir / "results.jsonl").unlink(missing_ok=True)  # what stands there afterwards is of this run
-    progress.start(path.stem, [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"])
+    progress.start(path.stem)
     began, error = time.perf_counter(), None
     try:
         _execute(path, notebook, parameters, runs, scale, limits or Limits(), progress.cell)
@@ -131,7 +131,7 @@ def _execute(path, notebook, parameters, runs, scale, limits, on_cell) -> None:
             if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
                 raise NotebookFailure(f"cell {number} did not run: the notebook ended itself before it")
     except PapermillExecutionError as error:
-        raise NotebookFailure(f"cell {error.cell_index + 1} raised {error.ename}: {error.evalue}") from None
+        raise NotebookFailure(f"a cell raised {error.ename}: {error.evalue}") from None
     finally:
         if partial.exists():
             os.replace(partial, final)

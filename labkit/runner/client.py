@@ -58,16 +58,18 @@ class ThisInterpreter(KernelSpecManager):
     """Knows one kernel, the interpreter that is running, whatever name is asked for."""
 
     def get_kernel_spec(self, kernel_name):
-        argv = [sys.executable, "-m", "labkit.runner.kernel", "-f", "{connection_file}",
-                "--HistoryManager.hist_file=:memory:"]  # fmt: skip
+        argv = [sys.executable, "-m", "labkit.runner.kernel", "-f", "{connection_file}", "--log-level=ERROR"]
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
 
 class StrictClient(PapermillNotebookClient):
-    """Executes one notebook in `ThisInterpreter`, under `limits`; `on_cell(index)` is told of each code cell."""
+    """Executes one notebook in `ThisInterpreter`, under `limits`; `on_cell(number, of_how_many)` is told of each."""
 
     def __init__(self, nb_man, *, limits: Limits, on_cell, **options):
-        super().__init__(nb_man, timeout_func=self._seconds_left, kernel_name="python3", log=_log, **options)
+        super().__init__(
+            nb_man, timeout_func=self._seconds_left, kernel_name="python3", log=_log,
+            extra_arguments=["--HistoryManager.hist_file=:memory:"], **options,
+        )  # fmt: skip
         self.limits, self.on_cell = limits, on_cell
         self.deadline = time.monotonic() + limits.seconds
         self.failure: str | None = None
@@ -75,6 +77,7 @@ class StrictClient(PapermillNotebookClient):
         self._spans: dict[int, tuple[int, int]] = {}  # cell -> first and last of its running numbers
         self._ended: dict[str, int] = {}  # request -> its cell, once that is idle
         self._size = (0, 0, 0)  # lines, bytes of text, bytes of the cell at work
+        self._kept_lines = 0  # of them, before one exceeded the limit
 
     def execute(self, **start):
         """Run every cell; raise `NotebookFailure` if one cannot run, is too large, or lost something."""
@@ -82,6 +85,8 @@ class StrictClient(PapermillNotebookClient):
         self._context.setsockopt(zmq.RCVHWM, 0)  # no limit on what waits to be read
         try:
             return super().execute(**start)
+        except (RuntimeError, TimeoutError) as error:  # before the first cell
+            raise NotebookFailure(f"its kernel did not start: {error}") from error
         finally:
             self._context.destroy(linger=0)
 
@@ -110,9 +115,10 @@ class StrictClient(PapermillNotebookClient):
 
     def papermill_execute_cells(self):
         """papermill's loop, with every way of failing named."""
+        code = [index for index, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
         for index, cell in enumerate(self.nb.cells):
-            if cell.cell_type == "code":
-                self.on_cell(index)
+            if index in code:
+                self.on_cell(code.index(index) + 1, len(code))
             self._size = (0, 0, 0)
             self.nb_man.cell_start(cell, index)
             try:
@@ -138,7 +144,12 @@ class StrictClient(PapermillNotebookClient):
         if kind == "status" and msg["content"]["execution_state"] == "idle":
             self._ended[msg["parent_header"]["msg_id"]] = cell_index
         if kind in OUTPUT and kind != "error" and self._exceeds(msg["content"], cell_index):
-            return None
+            room = self.limits.lines - self._kept_lines
+            self._kept_lines = self.limits.lines
+            if kind != "stream" or room <= 0:
+                return None
+            kept = msg["content"]["text"].splitlines(keepends=True)[:room]
+            msg["content"]["text"] = "".join(kept)[: self.limits.text_bytes]
         return super().process_message(msg, cell, cell_index)
 
     def _exceeds(self, content, index: int) -> bool:
@@ -151,6 +162,8 @@ class StrictClient(PapermillNotebookClient):
         )
         allowed = (self.limits.lines, self.limits.text_bytes, self.limits.all_bytes)
         units = ("lines", "bytes of text", "bytes of output")
+        if self.failure is None:
+            self._kept_lines = lines
         over = [f"{limit:,} {unit}" for size, limit, unit in zip(self._size, allowed, units) if size > limit]
         if over and self.failure is None:
             self.failure = f"{self._name(index)} printed more than the {over[0]} that one cell may"
@@ -177,7 +190,8 @@ class StrictClient(PapermillNotebookClient):
 
     def _name(self, index: int) -> str:
         first_line = next(iter(self.nb.cells[index].source.strip().splitlines()), "")
-        return f"cell {index + 1} ({first_line[:60]!r})"
+        added = [cell for cell in self.nb.cells[:index] if "injected-parameters" in cell.metadata.get("tags", ())]
+        return f"cell {index + 1 - len(added)} ({first_line[:60]!r})"  # counted as in the author's file
 
     def _seconds_left(self, cell) -> int:
         return max(1, math.ceil(self.deadline - time.monotonic()))

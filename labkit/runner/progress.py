@@ -14,15 +14,14 @@ class Progress:
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
 
-    def start(self, name: str, cells: list[int]) -> None:
-        """A notebook begins; `cells` are the indices of its code cells."""
-        self.name, self.cells, self.began = name, cells, time.perf_counter()
+    def start(self, name: str) -> None:
+        """A notebook begins."""
+        self.name, self.began = name, time.perf_counter()
         self._line(f"{name}: starting")
 
-    def cell(self, index: int) -> None:
-        """A code cell begins."""
-        number = self.cells.index(index) + 1 if index in self.cells else len(self.cells)
-        self._line(f"{self.name}: cell {number}/{len(self.cells)}, {self.seconds:.0f} s")
+    def cell(self, number: int, of_how_many: int) -> None:
+        """Code cell `number` begins."""
+        self._line(f"{self.name}: cell {number}/{of_how_many}, {self.seconds:.0f} s")
 
     def end(self, error: str | None) -> None:
         """The notebook ended, well or with a sentence."""
