@@ -1,0 +1,74 @@
+"""With a cache and without, over the length of the text: the measurements of the first lesson.
+
+`step_times`: one decode step when S tokens stand already. Without a cache it is a pass over S tokens, with
+one a pass over a single token that reads S keys and values. `answer_times`: a prompt and its answer, whole.
+`growth`: the clock after each token of one long answer. All arms are interleaved; the tokens are random, as
+the time of a dense model does not depend on which tokens they are.
+When it loses: below about 6 repeats the interval is the whole range (see `labkit.measure.clock`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+from labkit.errors import BadRequest
+from labkit.generate import generate
+from labkit.measure.clock import Timing, interleave
+
+WITHOUT, WITH = "no cache", "cache"
+ARMS = {WITHOUT: "none", WITH: "contiguous"}
+
+
+def random_tokens(model, count: int, seed: int = 0) -> list[int]:
+    if count < 1:
+        raise BadRequest(f"a text of {count} tokens was asked for; give at least 1.")
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(model.config.vocab_size, (count,), generator=source).tolist()
+
+
+@torch.inference_mode()
+def step_times(model, lengths: Sequence[int], *, repeats: int = 3, on_length: Callable[[int], None] | None = None):
+    """{arm: [Timing of one step at each length]}: the step that makes token S + 1 of a text of S tokens."""
+    result: dict[str, list[Timing]] = {name: [] for name in ARMS}
+    for length in lengths:
+        text = torch.tensor([random_tokens(model, length)], device=model.device)
+        cache = model.new_cache(capacity=length)
+        model(text, cache, last_only=True)
+
+        def cached_step(cache=cache, text=text):
+            cache.rewind(text.shape[1] - 1)  # the newest token is the one that is not in the cache yet
+            model(text[:, -1:], cache, last_only=True)
+
+        def fresh_step(text=text):
+            model(text, last_only=True)
+
+        timings = interleave({WITHOUT: fresh_step, WITH: cached_step}, repeats=repeats, device=model.device)
+        for name, timing in timings.items():
+            result[name].append(timing)
+        if on_length is not None:
+            on_length(length)
+    return result
+
+
+def answer_times(model, prompt_tokens: int, new_tokens: int, *, repeats: int = 3) -> dict[str, Timing]:
+    """{arm: Timing} of a whole answer: prefill and all its tokens."""
+    prompt = random_tokens(model, prompt_tokens)
+    calls = {name: (lambda kind=kind: _answer(model, prompt, new_tokens, kind)) for name, kind in ARMS.items()}
+    return interleave(calls, repeats=repeats, device=model.device)
+
+
+def growth(model, prompt_tokens: int, new_tokens: int, *, repeats: int = 1) -> dict[str, list[tuple]]:
+    """{arm: [(median, low, high) seconds since the start, at each token]} of one long answer; spread is the range."""
+    prompt = random_tokens(model, prompt_tokens)
+    clocks: dict[str, list[tuple[float, ...]]] = {name: [] for name in ARMS}
+    for _ in range(repeats):
+        for name, kind in ARMS.items():
+            clocks[name].append(_answer(model, prompt, new_tokens, kind).token_times_s)
+    return {name: [(statistics.median(at), min(at), max(at)) for at in zip(*runs)] for name, runs in clocks.items()}
+
+
+def _answer(model, prompt: list[int], new_tokens: int, kind: str):
+    return generate(model, prompt, max_new_tokens=new_tokens, end_ids=(), cache=kind)

@@ -1,0 +1,301 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 01 · The KV cache
+#
+# <!-- badges -->
+# <!-- /badges -->
+#
+# **The question.** A language model writes one token at a time, and each token depends
+# on all tokens before it. Must it read the whole text again for every token?
+#
+# **You will be able to**
+#
+# - say what the cache stores, and why nothing stored ever changes;
+# - predict its bytes from four numbers of a configuration, and avoid the two formulas
+#   that go wrong on today's models;
+# - predict what it saves in seconds, and name the cases where it saves nothing.
+#
+# | | |
+# |---|---|
+# | Time | 20 minutes reading, 2 minutes running at `quick`, 30 minutes of exercises |
+# | Memory | 2 GiB |
+# | Hardware | two CPU cores are enough; a GPU works with `device = "cuda"` |
+# | Before | nothing; notebook 00 explains prefill and decode in more depth |
+
+# %% tags=["bootstrap"]
+"bootstrap"
+
+# %% tags=["parameters"]
+scale: str = "quick"  # quick | standard | full
+model: str = "default"  # a name, a hub id or a folder
+device: str = "cpu"  # cpu | cuda
+threads: int = 0  # 0: as many as torch takes by itself
+
+# %%
+import inspect
+
+import torch
+
+from labkit import load_model
+from labkit.cache import ContiguousCache
+from labkit.generate import generate
+from labkit.measure.bytes import tensor_bytes
+from labkit.plan.hub_config import kv_shape
+from labkit.plan.known_models import known_config
+from labkit.plan.memory import KVShape, kv_bytes
+from labkit.show import exercises
+from labkit.show.figures import canvas, figure
+from labkit.show.plots import band_plot, bar_plot
+from labkit.show.tables import format_bytes, table
+from labkit.show.widgets import slider
+
+if threads:
+    torch.set_num_threads(threads)
+decoder = load_model(model, device=device)
+config = decoder.config
+print(f"{decoder.name}: {config.num_layers} layers, {config.num_heads} query heads,")
+print(f"{config.num_kv_heads} KV heads, head_dim {config.head_dim}, float32")
+
+# %% [markdown]
+# ## The idea
+#
+# In each layer, every token makes three vectors per head: a query, a key and a value.
+# The query of the newest token is compared with the keys of all tokens so far, and the
+# result weighs their values. Attention is *causal*: a token sees only what stands before
+# it. So the key and the value of token 7 do not depend on token 8. Once computed, they
+# stay what they are.
+#
+# Queries are used once and forgotten. Keys and values are needed again by every later
+# token. Keeping them is the KV cache; the rest of this notebook is what that costs and
+# what it saves.
+
+# %% [markdown]
+# ## The mechanism
+#
+# These are the two functions of labkit's plainest cache. `append` writes the new keys
+# and values behind the old ones. `attend` reads everything written so far.
+
+# %%
+print(inspect.getsource(ContiguousCache.append))
+print(inspect.getsource(ContiguousCache.attend))
+
+# %% [markdown]
+# Now step by step. The first pass takes the whole prompt (*prefill*); each later pass
+# takes one token (*decode*). Watch what goes in, and what the cache holds afterwards.
+
+# %%
+prompt = decoder.tokenizer.encode("The capital of France is")
+cache = decoder.new_cache(capacity=32)
+given = torch.tensor([prompt], device=device)
+steps = []
+for _ in range(4):
+    logits = decoder(given, cache, last_only=True)  # [1, 1, V]
+    newest = logits[:, -1].argmax(-1, keepdim=True)  # [1, 1]
+    steps.append(
+        {
+            "pass": "prefill" if not steps else f"decode {len(steps)}",
+            "tokens in": given.shape[1],
+            "cache length": cache.length,
+            "bytes used": cache.nbytes_used(),
+            "token out": repr(decoder.tokenizer.decode(newest[0].tolist())),
+        }
+    )
+    given = newest  # the cache holds the rest
+table(steps, units={"bytes used": "bytes"})
+
+# %% [markdown]
+# Four passes gave four tokens, and the last of them is not in the cache: it has
+# not been fed back yet. A text of *P* prompt tokens and *N* new ones costs
+# *P* + *N* − 1 positions with the cache. Without it, each pass computes everything
+# again.
+
+# %% [markdown]
+# ## Same answer?
+#
+# The cache stores what would have been computed anyway, so the greedy tokens must be
+# *equal*, not similar. In float32 they are. `cache="none"` is the same loop without a
+# memory.
+
+# %%
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a village by the sea,",
+    "1, 2, 4, 8, 16,",
+)
+for text in PROMPTS:
+    kept = generate(decoder, text, max_new_tokens=24, cache="contiguous")
+    fresh = generate(decoder, text, max_new_tokens=24, cache="none")
+    assert kept.tokens == fresh.tokens, text
+    print(f"{len(kept.tokens)} equal tokens: {text!r} → {kept.text[:40]!r}")
+
+# %% [markdown]
+# In bf16 or fp16, two orders of the same additions round differently, and a near-tie
+# between two tokens may then tip the other way. That is rounding, not the cache. Claims
+# of equality in this lab are therefore made in float32.
+
+# %% [markdown]
+# ## How many bytes?
+#
+# Each layer keeps one key and one value, for each of its KV heads, for each token:
+#
+# $$\text{bytes per token} = 2 \cdot L \cdot K \cdot D \cdot b$$
+#
+# with *L* layers, *K* KV heads, *D* = `head_dim`, *b* bytes a number, and the 2 for keys
+# *and* values. Four numbers from `config.json`; the size of the vocabulary, the
+# feed-forward layers and the number of *query* heads do not enter. We predict first and
+# then count the bytes of the tensors.
+
+# %%
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+byte_rows = []
+for batch, capacity, dtype in ((1, 256, torch.float32), (4, 1000, torch.bfloat16)):
+    made = ContiguousCache(config.kv_shape, batch, capacity, dtype)
+    made.advance(capacity)  # announce that many tokens: the tensors grow to their size
+    byte_rows.append(
+        {
+            "model": "this model",
+            "batch": batch,
+            "tokens": capacity,
+            "dtype": FORMATS[dtype],
+            "predicted": kv_bytes(config.kv_shape, capacity, batch, FORMATS[dtype]),
+            "measured": tensor_bytes(made),
+        }
+    )
+assert all(row["predicted"] == row["measured"] for row in byte_rows)
+table(byte_rows, units={"predicted": "bytes", "measured": "bytes"})
+
+# %% [markdown]
+# The two columns are equal to the byte. The same holds for other shapes: all query heads
+# with keys of their own (*multi-head attention*, MHA), several query heads sharing one KV
+# head (*grouped-query*, GQA), and one KV head for all (*multi-query*, MQA).
+
+# %%
+HEADS = {"MHA: 32 KV heads": 32, "GQA: 8 KV heads": 8, "MQA: 1 KV head": 1}
+shape_rows = []
+for name, kv_heads in HEADS.items():
+    shape = KVShape.uniform(num_layers=4, num_kv_heads=kv_heads, head_dim=128)
+    made = ContiguousCache(shape, capacity=256, dtype=torch.bfloat16)
+    predicted = kv_bytes(shape, 256, kv_format="bf16")
+    assert predicted == tensor_bytes(made)
+    shape_rows.append({"shape": name, "predicted": predicted, "measured": made.nbytes()})
+table(shape_rows, units={"predicted": "bytes", "measured": "bytes"})
+
+# %% [markdown]
+# ### Ten models you may have heard of
+#
+# The same formula, fed from their published configurations. Two models bend the line:
+# Mistral 7B v0.1 and most layers of Gemma 3 attend to a *window* of recent tokens only, so
+# their cache stops growing there. DeepSeek-V3 stores one compressed vector a token instead
+# of heads (*multi-head latent attention*, MLA).
+
+# %%
+TEN = ("smollm2-135m", "qwen3-0.6b", "gemma-3-1b", "qwen3-4b", "llama-2-7b",
+       "qwen2.5-7b", "mistral-7b-v0.1", "llama-3.1-8b", "llama-3.1-70b", "deepseek-v3")
+shapes = {name: kv_shape(known_config(name)) for name in TEN}
+ten_rows = []
+for name, shape in shapes.items():
+    first = shape.layers[0]
+    ten_rows.append(
+        {
+            "model": name,
+            "layers": shape.num_layers,
+            "query heads": known_config(name)["num_attention_heads"],
+            "KV heads": None if first.latent_dim else first.num_kv_heads,
+            "head_dim": None if first.latent_dim else first.head_dim,
+            "first token": kv_bytes(shape, 1),
+            "4,096 tokens": kv_bytes(shape, 4096),
+            "32,768 tokens": kv_bytes(shape, 32768),
+        }
+    )
+table(ten_rows, units={key: "bytes" for key in ten_rows[0] if "token" in key})
+
+# %% [markdown]
+# Read three rows against each other. Llama 2 7B and Llama 3.1 8B have the same layers,
+# query heads and `head_dim`; the newer one takes a quarter, because four query heads share
+# each KV head. And DeepSeek-V3, with 671 billion weights, takes less than Llama 2 7B.
+
+
+# %%
+def draw_ten(tokens):
+    fig, ax = canvas(height=3.9)
+    sizes = {name: kv_bytes(shape, tokens) / 2**30 for name, shape in shapes.items()}
+    bar_plot(ax, sizes, xlabel="KV cache of one sequence in bf16 [GiB]",
+             title=f"{tokens:,} tokens")
+    return fig
+
+
+slider(
+    draw_ten,
+    [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
+    start=8192,
+    label="tokens",
+    name="kv_ten_models",
+    alt="Bars of the KV cache of ten models at 8,192 tokens in bf16. Llama 2 7B takes "
+    "4 GiB, Llama 3.1 70B 2.5 GiB, Llama 3.1 8B 1 GiB, the smallest models under 1 GiB.",
+    caption="Computed from the published configurations, for one sequence; where a model "
+    "was not made for this length, the formula does not know.",
+)
+
+# %% [markdown]
+# ## "A 4,000-token context with 32 layers in FP16 takes several GB per user"
+#
+# You will meet this sentence. Is it true? It names layers, tokens and bytes a number, and
+# leaves out the two that decide: KV heads and `head_dim`. Let us fill them in. The last
+# two columns are shortcuts seen in blogs and calculators:
+#
+# - *hidden size*: `hidden_size` in place of KV heads × `head_dim`;
+# - *derived*: `hidden_size / num_attention_heads` in place of a stated `head_dim`.
+
+
+# %%
+def shortcut_row(name, label):
+    fields, shape = known_config(name), shapes[name]
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+    layers, kv_heads = shape.num_layers, shape.layers[0].num_kv_heads
+    widths = (hidden, kv_heads * (hidden // heads))
+    wrong = [2 * layers * width * 2 * 4000 for width in widths]
+    return {
+        "model": label,
+        "layers": layers,
+        "right": kv_bytes(shape, 4000, kv_format="fp16"),
+        "hidden size": wrong[0],
+        "derived": wrong[1],
+    }
+
+
+worked = [
+    shortcut_row("llama-2-7b", "Llama 2 7B (MHA, 32 × 128)"),
+    shortcut_row("llama-3.1-8b", "Llama 3.1 8B (GQA, 8 × 128)"),
+    shortcut_row("qwen3-4b", "Qwen3 4B (GQA, 8 × 128 stated)"),
+    shortcut_row("qwen3-0.6b", "Qwen3 0.6B (GQA, 8 × 128 stated)"),
+]
+table(worked, units={"right": "bytes", "hidden size": "bytes", "derived": "bytes"})
+
+# %% [markdown]
+# - **MHA, as in Llama 2 7B:** 2 × 32 layers × 32 heads × 128 × 2 B = 524,288 B a token,
+#   times 4,000 = 2.10 GB (2,000 MiB). The sentence holds, with "about two" for "several".
+# - **GQA, as in Llama 3.1 8B:** same layers and `head_dim`, 8 KV heads: 131,072 B a token,
+#   500 MiB in all. The sentence is four times too high. It would still be if you wrote
+#   `hidden_size` = 4096 into the formula: that counts one key and value for each *query*
+#   head.
+# - **A stated `head_dim`, as in Qwen3:** 2560 / 32 = 80, but the configuration says 128.
+#   The derived value gives 92,160 B a token instead of 147,456. On Qwen3 0.6B,
+#   `hidden_size` happens to give the right number (8 × 128 = 1024), which is worse than a
+#   wrong one: it teaches a formula that fails on the next model.
+#
+# The rule: count the vectors that are *stored*. That is `num_key_value_heads` ×
+# `head_dim`, both as stated; where the first is absent it equals the query heads, where
+# the second is absent it is hidden size over query heads.
