@@ -1,7 +1,7 @@
 """The contiguous cache: one block of keys and one of values per layer, slot s holds position s.
 
-Each decode step computes keys and values for one token instead of for the whole text: work per token falls
-from O(S) forward passes over tokens to one, and reading the cache, 2 * K * D numbers a token and layer, takes its place.
+A decode step then computes one token instead of the whole text again: the work of the weights per new token
+falls from S tokens to one, and reading the cache (2 * K * D numbers per token held and layer) takes its place.
 
     bytes = rows * slots * sum over layers of (2 * K * D) * bytes of a number
 

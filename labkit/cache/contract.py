@@ -85,7 +85,7 @@ class KVCache(ABC):
             raise BadRequest(f"{len(kept)} lengths to rewind to for {self.batch} rows; give one number or one a row.")
         for row, (keep, held) in enumerate(zip(kept, self.lengths)):
             if not 0 <= keep <= held:
-                raise BadRequest(f"Row {row} holds {held} tokens and cannot keep {keep}; give a length from 0 to {held}.")
+                raise BadRequest(f"Row {row} holds {held} tokens and cannot keep {keep}; give 0 to {held}.")
         if kept != self.lengths:
             self._rewind(kept)
             self.lengths = kept
@@ -139,5 +139,5 @@ class KVCache(ABC):
     def _select(self, rows: tuple[int, ...]) -> None:
         """Reorder every tensor and every per-row number that the subclass keeps; no two rows may alias."""
 
-    def _rewind(self, lengths: tuple[int, ...]) -> None:
+    def _rewind(self, lengths: tuple[int, ...]) -> None:  # noqa: B027  (a default, not a gap)
         """Forget what lies behind `lengths`, or refuse with nothing changed. Nothing to do where a length suffices."""

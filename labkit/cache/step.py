@@ -103,10 +103,10 @@ def attend_dense(
     K, S = keys.shape[1:3]
     G = H // K
     by_slot = key_positions is None
-    if by_slot and T == 1 and step.uniform and window is not None and sinks == 0 and S > window:
+    if by_slot and T == 1 and step.uniform and window is not None and sinks == 0 and window < S:
         keys, values = keys[:, :, S - window :], values[:, :, S - window :]  # the band is a slice
         S, window = window, None
-    if by_slot and (window is None or S <= window):
+    if by_slot and (window is None or window >= S):
         window = None
         if T == 1 and step.uniform:  # the newest token sees all there is
             folded = queries.view(B, K, G, D)
