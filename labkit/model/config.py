@@ -15,6 +15,7 @@ from labkit.errors import BadRequest
 from labkit.model.rope import RopeConfig
 
 if TYPE_CHECKING:
+    from labkit.model.gguf_file import GGUFFile
     from labkit.plan.memory import KVShape
 
 ARCHITECTURES = {  # what a config.json leaves out where it means the architecture's own default
@@ -124,6 +125,12 @@ class ModelConfig:
             eos_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
             pad_id=given.get("pad_token_id"),
         )
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> ModelConfig:
+        from labkit.model.gguf_config import config_from_gguf
+
+        return config_from_gguf(file)
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` that transformers reads for this shape: the inverse of `from_hf`."""

@@ -51,6 +51,7 @@ class Decoder(nn.Module):
         self.tokenizer = None
         self.name: str | None = None
         self.revision: str | None = None
+        self.source: dict[str, str] = {}  # what the checkpoint's file says of itself
 
     @property
     def device(self) -> torch.device:
