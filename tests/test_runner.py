@@ -15,7 +15,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit.errors import BadRequest
 from labkit.runner import run_notebooks
-from labkit.runner.client import Limits, NotebookFailure, StrictClient
+from labkit.runner.client import StrictClient
+from labkit.runner.limits import Limits, NotebookFailure
 from labkit.runner.notebooks import check_notebook, find_notebooks
 
 PARAMETERS = new_code_cell('scale: str = "quick"  # quick | standard | full', metadata={"tags": ["parameters"]})

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from labkit.errors import BadRequest
+from labkit.runner.limits import Limits, NotebookFailure
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def run_notebooks(
     parameters: Mapping[str, object] | None = None,
     folder: Path | None = None,
     runs: Path | None = None,
-    limits=None,
+    limits: Limits | None = None,
     progress=None,
 ) -> RunReport:
     """Execute the notebooks that begin with `names` (all without) at `scale`, one after another.
@@ -95,8 +96,6 @@ def run_notebooks(
 
 def _run_one(path, notebook, parameters, runs, scale, limits, progress) -> NotebookResult:
     """Execute one notebook that was found in order."""
-    from labkit.runner.client import Limits, NotebookFailure
-
     run_dir = runs / path.stem / scale
     (run_dir / "figures").mkdir(parents=True, exist_ok=True)
     (run_dir / "results.jsonl").unlink(missing_ok=True)  # what stands there afterwards is of this run
@@ -116,7 +115,7 @@ def _execute(path, notebook, parameters, runs, scale, limits, on_cell) -> None:
     from papermill.engines import papermill_engines
     from papermill.exceptions import PapermillExecutionError
 
-    from labkit.runner.client import NotebookFailure, StrictEngine
+    from labkit.runner.client import StrictEngine
 
     papermill_engines.register("labkit", StrictEngine)
     final, partial = runs / scale / path.name, runs / scale / f".{path.stem}.partial.ipynb"
@@ -149,7 +148,6 @@ def _environment(path: Path, run_dir: Path) -> dict[str, str]:
 
 def _check_results(path: Path) -> None:
     from labkit.measure.record import read_records
-    from labkit.runner.client import NotebookFailure
 
     if not path.exists():
         raise NotebookFailure(f"it ran to its end but wrote no result file {path.name}")

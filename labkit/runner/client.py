@@ -20,7 +20,6 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
 from queue import Empty
 
 import zmq
@@ -33,25 +32,12 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
 
 from labkit.runner.kernel import SERIAL
+from labkit.runner.limits import Limits, NotebookFailure
 
 OUTPUT = ("stream", "display_data", "execute_result", "update_display_data", "error")
 _log = logging.getLogger("labkit.runner")
 _log.addHandler(logging.NullHandler())  # failures are reported once, by the runner
 _log.propagate = False
-
-
-class NotebookFailure(Exception):
-    """The notebook did not run to its end as it should; the message says which cell and why."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one notebook (seconds) and the output of one cell (the rest) may take."""
-
-    seconds: float = 1200.0
-    lines: int = 300
-    text_bytes: int = 100_000
-    all_bytes: int = 1_000_000
 
 
 class ThisInterpreter(KernelSpecManager):

@@ -1,0 +1,60 @@
+"""How a command answers: text for people, or with `--json` one strict JSON object as the last line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+stdout = sys.stdout  # set by `main`, which sends everything else to stderr under --json
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Model = Annotated[str, typer.Option(help="A name, a folder of safetensors, a .gguf file or a hub id.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; without it PyTorch's own choice.")]
+
+
+def answer(result: Mapping[str, Any], as_json: bool, text: str = "") -> None:
+    """Print `result` as JSON, or `text`."""
+    if as_json:
+        print(json.dumps(plain(result), allow_nan=False, ensure_ascii=False), file=stdout, flush=True)
+    elif text:
+        print(text, flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Only what JSON has: NaN and infinities become null, numbers of libraries become Python's."""
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        return plain(value.item())
+    return str(value)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def use_threads(threads: int | None) -> None:
+    """Set PyTorch's threads, where a number was asked for."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)

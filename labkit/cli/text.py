@@ -1,0 +1,103 @@
+"""Commands about one model: generate, plan."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.cli.answer import Device, Json, Model, Threads, answer, say, use_threads
+from labkit.errors import BadRequest
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="The text to answer; - reads it from the standard input.")],
+    model: Model = "default",
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="At most so many tokens.")] = 128,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text itself, without the chat template.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens up to this mass.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Only tokens this likely relative to the likeliest.")] = None,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")] = None,
+    cache: Annotated[str, typer.Option(help="The KV cache: none, contiguous …")] = "contiguous",
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> int:
+    """Continue a prompt, and say how long the first and the later tokens took.
+
+    \b
+    Example:  labkit generate --prompt "Name three colours." --max-new-tokens 32
+              labkit generate --raw --prompt "def add(a, b):" --json
+    """
+    dtype = DTYPES.get(dtype, dtype)
+    if dtype not in DTYPES.values():
+        raise BadRequest(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES.values())}")
+    import torch
+
+    from labkit.generate import InvalidLogits, Sampling
+    from labkit.generate import generate as run_generate
+    from labkit.model.load import load_model
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    use_threads(threads)
+    loaded = load_model(model, dtype=getattr(torch, dtype), device=device)
+    if loaded.tokenizer is None:
+        raise BadRequest(f"model {model!r} has no tokenizer, so it cannot read a prompt; give a folder that has one")
+
+    def show(token) -> None:
+        print(token.text, end="", flush=True)
+
+    try:
+        done = run_generate(
+            loaded, text if raw else loaded.tokenizer.chat(text), max_new_tokens=max_new_tokens,
+            sampling=sampling, stop=tuple(stop or ()), cache=cache, on_token=None if as_json else show,
+        )  # fmt: skip
+    except InvalidLogits as error:
+        say(f"labkit: {error}")
+        return 1
+    if not as_json:
+        print()
+    if done.ttft_s is not None:
+        tpot = f", then {done.tpot_s * 1e3:.1f} ms a token" if done.tpot_s is not None else ""
+        say(f"{len(done.tokens)} tokens, {done.stop_reason}; the first after {done.ttft_s * 1e3:.0f} ms{tpot}")
+    result = {"tokens": done.tokens, "text": done.text, "stop_reason": done.stop_reason, "ttft_s": done.ttft_s,
+              "tpot_s": done.tpot_s, "prompt_tokens": len(done.prompt), "model": loaded.name,
+              "threads": torch.get_num_threads()}  # fmt: skip
+    answer(result, as_json)
+    return 0
+
+
+def plan(
+    model: Annotated[str | None, typer.Option(help="A known name, or the default model.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A config.json as the hub has it, instead of --model.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 4096,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    recipe: Annotated[str | None, typer.Option(help="Weights: fp32, bf16, int8, int4, a format, a GGUF type.")] = None,
+    kv_format: Annotated[str | None, typer.Option(help="KV cache: bf16, fp16, int8, int4 …")] = None,
+    budget: Annotated[str | None, typer.Option(help="Memory there is, as 16GiB.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Weights, KV cache and working memory in bytes, and how many sequences fit. Exits 1 where not one does.
+
+    \b
+    Example:  labkit plan --model llama-3.1-8b --tokens 8192 --recipe int4 --budget 16GiB
+    """
+    from labkit.plan import memory
+
+    if model and config:
+        raise BadRequest(f"--model {model} and --config {config} name two models; give one of them")
+    if config is not None and not config.is_file():
+        raise BadRequest(f"there is no file {str(config)!r}; --config wants a model's config.json")
+    subject = str(config) if config is not None else model or "default"
+    result = memory.plan(subject, tokens, sequences, recipe, kv_format, budget)
+    answer(result, as_json, memory.render(result))
+    return 1 if result["max_sequences"] == 0 else 0
