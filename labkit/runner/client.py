@@ -153,13 +153,14 @@ class StrictClient(PapermillNotebookClient):
         over = [f"{limit:,} {unit}" for size, limit, unit in zip(self._size, allowed, units) if size > limit]
         if over and self.failure is None:
             self.failure = f"{self._name(index)} printed more than the {over[0]} that one cell may"
-            asyncio.ensure_future(self.km.interrupt_kernel())  # it may be printing for ever
+            self._interrupting = asyncio.ensure_future(self.km.interrupt_kernel())  # it may print for ever
         return bool(over)
 
     def _check_nothing_lost(self) -> None:
         if not self._spans:
             return
-        expected = set(range(min(low for low, _ in self._spans.values()), max(high for _, high in self._spans.values())))
+        first, last = zip(*self._spans.values())
+        expected = set(range(min(first), max(last) + 1))
         if expected - self._received:
             run_sync(self._drain)()  # a thread's number may arrive behind its cell's last one
         lost = expected - self._received

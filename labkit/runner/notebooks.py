@@ -61,7 +61,7 @@ def read_parameters(notebook, name: str) -> dict[str, object]:
     """Names and defaults in the one cell tagged `parameters`: annotated constants."""
     cells = [cell for cell in notebook.cells if "parameters" in tags(cell)]
     if len(cells) != 1 or cells[0].cell_type != "code":
-        raise BadRequest(f"{name} has {len(cells)} cells tagged 'parameters'; it needs exactly one code cell with that tag")
+        raise BadRequest(f"{name} has {len(cells)} cells tagged 'parameters'; it needs one code cell with that tag")
     defaults = {}
     try:
         for line in ast.parse(cells[0].source).body:
@@ -70,7 +70,7 @@ def read_parameters(notebook, name: str) -> dict[str, object]:
             defaults[line.target.id] = ast.literal_eval(line.value)
     except (SyntaxError, ValueError, AttributeError):
         raise BadRequest(
-            f"{name}: every line of its parameters cell must read `name: type = constant`, as in `scale: str = \"quick\"`"
+            f"{name}: every line of its parameters cell must read `name: type = constant`, as `threads: int = 0` does"
         ) from None
     return defaults
 
@@ -101,5 +101,7 @@ def check_notebook(path: Path, parameters: Mapping[str, object]) -> nbformat.Not
             raise BadRequest(f"{path.name} has no parameter {name!r}{hint}")
         wanted = type(defaults[name])
         if defaults[name] is not None and type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise BadRequest(f"{path.name}: {name} must be {wanted.__name__} as its default {defaults[name]!r} is, not {value!r}")
+            raise BadRequest(
+                f"{path.name}: {name} must be {wanted.__name__} as its default {defaults[name]!r} is, not {value!r}"
+            )
     return notebook
