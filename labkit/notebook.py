@@ -24,25 +24,27 @@ _ADDRESS = "https://github.com/labkit-lab/labkit"  # of an installation whose me
 
 _BOOTSTRAP = '''\
 # The same first cell in every notebook: installs labkit where it is missing.
-import importlib.util
-import pathlib
-import subprocess
 import sys
 from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
+from tempfile import gettempdir
 
-if importlib.util.find_spec("labkit") is None:
-    here = pathlib.Path.cwd()
-    found = [p for p in [here, *here.parents] if (p / "labkit/__init__.py").exists()]
-    source = str(found[0]) if found else "git+@ADDRESS@"
+if find_spec("labkit") is None:
+    folders = [Path.cwd(), *Path.cwd().parents]
+    found = [str(p) for p in folders if (p / "labkit/__init__.py").exists()][:1]
+    source = ["-e", *found] if found else ["git+@ADDRESS@"]
+    sys.path[:0] = found
     keep = {"torch", "torchvision", "numpy"}  # as they are: they may be in use
     have = {d.metadata["Name"]: d.version for d in distributions()}
-    pins = pathlib.Path("labkit-constraints.txt")
+    pins = Path(gettempdir(), "labkit-constraints.txt")
     pins.write_text("".join(f"{n}=={v}\\n" for n, v in have.items() if n in keep))
-    command = [sys.executable, "-m", "pip", "install", "-c", str(pins), source]
-    pip = subprocess.Popen(command, stdout=-1, stderr=-2, text=True)  # pipe both
-    print(*pip.stdout, sep="")
-    assert pip.wait() == 0, "pip failed; its message above says why"
-
+    command = [sys.executable, "-m", "pip", "install", "-c", str(pins), *source]
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True) as pip:
+        for line in pip.stdout:
+            print(line, end="")
+    assert pip.returncode == 0, "pip failed; its message above says why"
 from labkit.notebook import begin
 
 begin()
