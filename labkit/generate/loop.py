@@ -53,7 +53,7 @@ def generate(
     for token in decode(request):
         if on_token is not None:
             on_token(token)
-    completions = [row.completion(model.tokenizer) for row in request.rows]
+    completions = [row.completion(model) for row in request.rows]
     return completions[0] if request.single else completions
 
 

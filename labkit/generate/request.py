@@ -18,6 +18,7 @@ from labkit.errors import BadRequest
 from labkit.generate.completion import Completion, StopReason, Token
 from labkit.generate.sampling import Sampling
 from labkit.generate.stopping import TextStream, checked_stop
+from labkit.model.tokenizer import StreamDecoder
 
 
 @dataclass
@@ -63,11 +64,12 @@ class Row:
         self.reason = "cancelled"
         return Token(None, None if self.stream is None else self.stream.finish(), self.index, self.reason)
 
-    def completion(self, tokenizer) -> Completion:
+    def completion(self, model) -> Completion:
         if self.stream is not None:
             text = self.stream.text
-        elif tokenizer is not None:
-            text = tokenizer.decode(self.tokens[:-1] if self.reason == "end_token" else self.tokens)
+        elif model.tokenizer is not None:
+            said = self.tokens[:-1] if self.reason == "end_token" else self.tokens
+            text = model.tokenizer.decode(said, continues=_says_something(model, self.prompt))
         else:
             text = None
         return Completion(self.prompt, tuple(self.tokens), text, self.reason, tuple(self.times_s))
@@ -118,9 +120,10 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
     rows = []
     for index, (prompt, budget) in enumerate(zip(encoded, budgets)):
         generator = torch.Generator().manual_seed(sampling.seed + index)
-        wanted = model.tokenizer is not None and (texts or strings)
-        rows.append(Row(index, prompt, budget, generator,
-                        TextStream(model.tokenizer.decode, strings) if wanted else None))
+        text = None
+        if model.tokenizer is not None and (texts or strings):
+            text = TextStream(StreamDecoder(model.tokenizer, continues=_says_something(model, prompt)), strings)
+        rows.append(Row(index, prompt, budget, generator, text))
     return Request(model, rows, single, sampling, ends, cache, prefill_chunk, _cancelled(cancel))
 
 
@@ -141,6 +144,11 @@ def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
             tokens = (model.config.bos_id,)
         encoded.append(tokens)
     return encoded, single
+
+
+def _says_something(model, prompt: tuple[int, ...]) -> bool:
+    """Whether text precedes the first new token, which decides whose a leading space is."""
+    return any(token not in model.tokenizer.special_ids for token in prompt)
 
 
 def _token_id(model, token: object, what: str) -> int:

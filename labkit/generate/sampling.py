@@ -58,12 +58,8 @@ class Sampling:
         self._check("presence_penalty", number, lambda x: True, "a number (0 changes nothing)")
         self._check("min_new_tokens", whole, lambda x: x >= 0, "a whole number from 0 up")
         self._check("seed", whole, lambda x: x >= 0, "a whole number from 0 up")
-        words = None if isinstance(self.bad_words, str) else [
-            tuple(word) if isinstance(word, Sequence) and not isinstance(word, str) else None for word in self.bad_words
-        ]
-        if words is None or not all(word and all(_is_whole(t) and t >= 0 for t in word) for word in words):
-            raise BadRequest(f"bad_words is {self.bad_words!r}; give sequences of token ids, each at least one long.")
-        object.__setattr__(self, "bad_words", tuple(words))
+        self._check("bad_words", _are_words, lambda words: True, "sequences of token ids, each at least one long")
+        object.__setattr__(self, "bad_words", tuple(map(tuple, self.bad_words)))  # hashable, and out of reach
 
     def _check(self, name, right_type, in_range, allowed, none=False):
         value = getattr(self, name)
@@ -176,6 +172,11 @@ def _keep_likely(scores: Tensor, sampling: Sampling) -> Tensor:
     if sampling.min_p:
         scores = scores.masked_fill(scores < math.log(sampling.min_p), minus_inf)
     return scores
+
+
+def _are_words(value: object) -> bool:
+    sequence = lambda x: isinstance(x, Sequence) and not isinstance(x, str)  # noqa: E731
+    return sequence(value) and all(sequence(w) and w and all(_is_whole(t) and t >= 0 for t in w) for w in value)
 
 
 def _is_whole(value: object) -> bool:

@@ -5,16 +5,14 @@ the longest end that could be the beginning of a stop string is held back until 
 given out is therefore never taken back, and together it is exactly the final text. Generation stops with the
 first token that completes a stop string; the text is cut before the string that starts earliest.
 
-Cost: each token decodes the few tokens since the last complete character, not the whole text.
+Cost: a token looks at its own characters and those held back, not at the whole text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from labkit.errors import BadRequest
-
-UNFINISHED = "\ufffd"  # what decoding gives for the bytes of a character that is not complete
 
 
 def checked_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -26,37 +24,27 @@ def checked_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 class TextStream:
-    """The text of one row: `push` tokens, read what each makes certain; `text` is all that was given out."""
+    """The text of one row: `push` tokens, read what each makes certain; `text` is all that was given out.
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()):
-        self.decode, self.stop = decode, tuple(stop)
+    `decoder` (a model's `StreamDecoder`) gives the characters that are whole by now from `push(token)`, the rest
+    from `finish()`.
+    """
+
+    def __init__(self, decoder, stop: Sequence[str] = ()):
+        self.decoder, self.stop = decoder, tuple(stop)
         self.text = ""
-        self._held = ""  # complete characters that may begin a stop string
-        self._tokens: list[int] = []
-        self._context = 0  # decoding restarts here, at a complete character, ...
-        self._read = 0  # ... and the text up to here has been taken
+        self._held = ""  # characters that may begin a stop string
 
     def push(self, token: int) -> tuple[str, bool]:
         """The text made certain by `token`, and whether a stop string is now complete (then nothing follows)."""
-        self._tokens.append(token)
-        return self._release(self._complete(final=False))
+        return self._release(self.decoder.push(token))
 
     def finish(self) -> str:
         """What was still held back, when nothing more will come."""
-        out, _ = self._release(self._complete(final=True))
+        out, _ = self._release(self.decoder.finish())
         rest, self._held = self._held, ""
         self.text += rest
         return out + rest
-
-    def _complete(self, final: bool) -> str:
-        """Characters completed since the last call."""
-        before = self.decode(self._tokens[self._context : self._read])
-        now = self.decode(self._tokens[self._context :])
-        if len(now) <= len(before) or (now.endswith(UNFINISHED) and not final):
-            return ""
-        # Decoding starts one taken stretch back, since a decoder may treat the first token of a text differently.
-        self._context, self._read = self._read, len(self._tokens)
-        return now[len(before) :]
 
     def _release(self, new: str) -> tuple[str, bool]:
         text = self._held + new

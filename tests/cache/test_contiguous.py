@@ -101,9 +101,9 @@ def test_without_a_capacity_it_grows_as_far_as_needed():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("layers", "kv_heads", "head_dim"), [(1, 1, 8), (3, 2, 12), (36, 8, 128)])
 def test_bytes_are_those_of_the_formula(dtype, layers, kv_heads, head_dim):
-    shape, name = KVShape.uniform(layers, kv_heads, head_dim), {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    shape = KVShape.uniform(layers, kv_heads, head_dim)
     cache = ContiguousCache(shape, batch=2, capacity=16, dtype=dtype)
-    fmt = name[str(dtype).removeprefix("torch.")]
+    fmt = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     assert cache.nbytes() == kv_bytes(shape, 16, 2, kv_format=fmt)
     assert cache.nbytes_used() == 0
     cache.advance(7, [7, 3])
@@ -139,6 +139,6 @@ def test_the_registry_names_what_it_has():
     assert make_cache("none", SHAPES["uniform"]) is None
     assert isinstance(make_cache("contiguous", SHAPES["uniform"], 2), ContiguousCache)
     assert make_cache(ContiguousCache, SHAPES["uniform"], 2).batch == 2
-    with pytest.raises(BadRequest, match="contiguos.*contiguous, none"):
+    with pytest.raises(BadRequest, match=r"contiguos.*contiguous, none"):
         make_cache("contiguos", SHAPES["uniform"])
     assert {"none", "contiguous"} <= set(CACHES)

@@ -26,7 +26,7 @@ def filled(kind, tokens, batch=1, shape=SHAPE, capacity=64):
 
 
 def mean_seen(cache, new=1000.0):
-    """Feed one token of value `new` a row; with queries of zero, attention is the mean of the values seen, per layer."""
+    """Feed one token of value `new` a row; with queries of zero, attention is the mean of the values seen: [L, B]."""
     cache.advance(1)
     means = []
     for layer, spec in enumerate(cache.shape.layers):
@@ -110,7 +110,10 @@ def test_a_full_cache_refuses_before_anything_is_written(kind):
     assert cache.lengths == (4, 4)
 
 
-@pytest.mark.parametrize(("tokens", "counts"), [(0, None), (-1, None), (2, [1]), (2, [3, 0]), (2, [-1, 1]), (1, [0, 0])])
+COUNTS = [(0, None), (-1, None), (2, [1]), (2, [3, 0]), (2, [-1, 1]), (1, [0, 0]), (2, [1, 1.0])]
+
+
+@pytest.mark.parametrize(("tokens", "counts"), COUNTS)
 def test_impossible_counts_are_refused(kind, tokens, counts):
     cache = filled(kind, 2, batch=2)
     with pytest.raises(BadRequest):
