@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit.assets.progress import say
-from labkit.assets.registry import data_path
+from labkit.assets.listing import data_path
 from labkit.assets.wheels import NotAvailable
 from labkit.errors import BadRequest
 

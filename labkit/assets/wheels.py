@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from labkit.assets.progress import progress, size
-from labkit.assets.registry import Wheel
+from labkit.assets.listing import Wheel
 from labkit.errors import BadRequest
 
 

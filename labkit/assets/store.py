@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from labkit.assets import wheels
 from labkit.assets.progress import say, size
-from labkit.assets.registry import Asset, File, Tree, cache_dir
+from labkit.assets.listing import Asset, File, Tree, cache_dir
 from labkit.errors import BadRequest
 
 MANIFEST = "asset.json"
