@@ -109,5 +109,6 @@ def _minutes() -> str:
         title = "".join(cells[0]["source"]) if cells else ""
         lines = [line for line in title.splitlines() if "minutes" in line.lower()]
         if lines:
-            return re.sub(r"[*_`|]", "", lines[0]).strip(" -")
+            cell = [part for part in lines[0].split("|") if part.strip()][-1]  # of a table row, its last
+            return re.sub(r"[*_`]", "", cell).strip(" -")
     return "see the title above"

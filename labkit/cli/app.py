@@ -8,6 +8,7 @@ import typer
 
 import labkit
 from labkit.cli import lab, text
+from labkit.cli.bench import bench
 
 app = typer.Typer(
     name="labkit",
@@ -37,3 +38,4 @@ app.command()(lab.pull)
 app.command()(lab.run)
 app.command()(text.generate)
 app.command()(text.plan)
+app.add_typer(bench, name="bench")

@@ -10,6 +10,7 @@ papermill marks and no host's name for its kernel, and their cell ids count up, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jupytext
@@ -18,6 +19,7 @@ import nbformat
 from labkit.errors import BadRequest
 from labkit.notebook import bootstrap
 
+_BOOTSTRAP_CELL = re.compile(r'(^# %% tags=\["bootstrap"\]\n).*?(?=^# %%|\Z)', re.MULTILINE | re.DOTALL)
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -46,12 +48,12 @@ def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
         raise BadRequest(f"no scripts NN_name.py in {folder}")
     changed = []
     for script in scripts:
+        old = script.read_text(encoding="utf-8")
+        new = _BOOTSTRAP_CELL.sub(lambda match: f"{match[1]}{bootstrap()}\n\n", old)
+        if new != old:
+            script.write_text(new, encoding="utf-8", newline="\n")
+            changed.append(script)
         notebook = read_script(script)
-        for cell in notebook.cells:
-            if "bootstrap" in cell.metadata.get("tags", ()) and cell.source != bootstrap():
-                cell.source = bootstrap()
-                jupytext.write(notebook, script, fmt="py:percent")
-                changed.append(script)
         pair = script.with_suffix(".ipynb")
         ran = (outputs / pair.name) if outputs is not None else pair
         text = nbformat.writes(_clean(notebook, nbformat.read(ran, as_version=4) if ran.exists() else None)) + "\n"

@@ -1,0 +1,78 @@
+"""`labkit bench …`: arm against arm on this machine, with the ratio and its interval."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from labkit.cli.answer import Device, Json, Model, Threads, answer, say
+from labkit.errors import BadRequest
+
+bench = typer.Typer(
+    help="Measure arm against arm, interleaved in one run.",
+    epilog="Example: labkit bench decode --formats fp32,bf16",
+    rich_markup_mode=None,
+    no_args_is_help=False,
+)
+
+Formats = Annotated[str, typer.Option(help="Recipes and number formats, separated by commas; may be empty.")]
+Peers = Annotated[str, typer.Option(help="Others to compare with: transformers, llama.cpp, torchao …")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Rounds; every arm runs once a round.")]
+
+
+@bench.command()
+def decode(
+    formats: Formats = "fp32,bf16",
+    peers: Peers = "",
+    model: Model = "default",
+    prompt_tokens: PromptTokens = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated after it.")] = 128,
+    repeats: Repeats = 3,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time per output token, tok/s and the share of this machine's read bandwidth.
+
+    \b
+    Example:  labkit bench decode --formats fp32,bf16 --peers transformers --threads 2
+    """
+    from labkit.bench import decode as room
+
+    result = room.run(model, *_arms(formats, peers), threads, prompt_tokens, new_tokens, repeats, device, on_progress=say)
+    answer(result, as_json, room.render(result))
+
+
+@bench.command()
+def prefill(
+    formats: Formats = "fp32,bf16",
+    peers: Peers = "",
+    model: Model = "default",
+    prompt_tokens: PromptTokens = 512,
+    repeats: Repeats = 3,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time to the first token of a prompt, and prompt tokens a second.
+
+    \b
+    Example:  labkit bench prefill --formats fp32,bf16 --prompt-tokens 512
+    """
+    from labkit.bench import prefill as room
+
+    result = room.run(model, *_arms(formats, peers), threads, prompt_tokens, repeats, device, on_progress=say)
+    answer(result, as_json, room.render(result))
+
+
+def _arms(formats: str, peers: str) -> tuple[list[str], list[str]]:
+    arms = [[name.strip() for name in text.split(",") if name.strip()] for text in (formats, peers)]
+    if not any(arms):
+        raise BadRequest("--formats and --peers are both empty; name at least one, as in --formats fp32,bf16")
+    for option, names in zip(("--formats", "--peers"), arms):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadRequest(f"{option} names {twice[0]} twice; name each arm once")
+    return arms[0], arms[1]
