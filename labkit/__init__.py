@@ -57,8 +57,8 @@ _NAMES = {
 }
 
 _ROOMS = {
-    "assets", "batching", "bench", "cache", "cli", "errors", "evals", "formats", "generate", "hf", "kernels",
-    "measure", "model", "out", "plan", "quant", "runner", "show", "speculate", "stack", "texts",
+    "assets", "batching", "bench", "cache", "cli", "doctor", "errors", "evals", "formats", "generate", "hf",
+    "kernels", "measure", "model", "notebook", "out", "plan", "quant", "runner", "show", "speculate", "stack", "texts",
 }  # fmt: skip
 
 __all__ = ["__version__", *_NAMES]

@@ -41,12 +41,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    """A test marked real_model finds the model in the cache: pulled once, skipped only where told to be offline."""
+    """A test marked real_model finds model and task sets in the cache (skipped only where told to be offline)."""
     if "real_model" in item.keywords:
         from labkit import assets
 
         try:
-            assets.asset_path("default")
+            assets.pull()  # and the task sets, which are small
         except assets.NotAvailable as error:
             if not os.environ.get("LABKIT_OFFLINE"):
                 raise

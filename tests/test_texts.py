@@ -130,7 +130,9 @@ def test_the_translations_are_whole():
         items = texts.mmlu(language)
         assert len(items) == 285 and len({item.subject for item in items}) == 57
         assert all(len(item.choices) == 4 and item.answer in "ABCD" and item.question for item in items)
-    german = next(item for item in texts.mmlu("de") if item.subject == "abstract_algebra" and "Rings 2Z" in item.question)
+    german = next(
+        item for item in texts.mmlu("de") if item.subject == "abstract_algebra" and "Rings 2Z" in item.question
+    )
     assert german.answer_text == "0"
 
 

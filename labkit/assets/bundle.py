@@ -12,8 +12,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from labkit.assets.progress import say
 from labkit.assets.listing import data_path
+from labkit.assets.progress import say
 from labkit.assets.wheels import NotAvailable
 from labkit.errors import BadRequest
 

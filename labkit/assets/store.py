@@ -22,8 +22,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from labkit.assets import wheels
-from labkit.assets.progress import say, size
 from labkit.assets.listing import Asset, File, Tree, cache_dir
+from labkit.assets.progress import say, size
 from labkit.errors import BadRequest
 
 MANIFEST = "asset.json"

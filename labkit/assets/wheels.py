@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from labkit.assets.progress import progress, size
 from labkit.assets.listing import Wheel
+from labkit.assets.progress import progress, size
 from labkit.errors import BadRequest
 
 
