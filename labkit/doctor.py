@@ -195,5 +195,3 @@ def _tools(facts: dict) -> list[dict]:
     if missing:
         notes.append(_entry(f"not compared with: {', '.join(missing)}", "make peers"))
     return notes
-
-

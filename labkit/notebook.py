@@ -22,7 +22,7 @@ from labkit.errors import BadRequest
 WATCHED = ("torch", "torchvision", "numpy")
 _ADDRESS = "https://github.com/labkit-lab/labkit"  # of an installation whose metadata name none
 
-_BOOTSTRAP = '''\
+_BOOTSTRAP = """\
 # The same first cell in every notebook: installs labkit where it is missing.
 import sys
 from importlib.metadata import distributions
@@ -48,7 +48,7 @@ if find_spec("labkit") is None:
 from labkit.notebook import begin
 
 begin()
-'''
+"""
 
 
 def project_address() -> str:

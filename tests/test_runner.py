@@ -23,7 +23,8 @@ PARAMETERS = new_code_cell('scale: str = "quick"  # quick | standard | full', me
 WRITE = """
 import os, pathlib, json
 folder = pathlib.Path(os.environ["LABKIT_RUN_DIR"])
-(folder / "results.jsonl").write_text(json.dumps({"what": "x", "value": 1, "unit": "", "machine": {}, "versions": {}}) + "\\n")
+record = {"what": "x", "value": 1, "unit": "", "machine": {}, "versions": {}}
+(folder / "results.jsonl").write_text(json.dumps(record) + "\\n")
 """
 
 
@@ -92,9 +93,8 @@ def test_a_run_leaves_notebook_results_and_no_temporary_file(tmp_path, run):
     assert progress.seen[0] == "01_good" and progress.seen[-1] is None and (5, 5) in progress.seen
     notebook = nbformat.read(tmp_path / "runs" / "standard" / "01_good.ipynb", as_version=4)
     text = printed(notebook)
-    assert text.startswith(f"{sys.executable} standard 1 1"), "the kernel is this interpreter, whatever the metadata names"
-    assert "." * 10_000 + "sentinel" in text.replace("\n", "", 1).replace(" ", "") or text.count(".") >= 10_000
-    assert "sentinel" in text
+    assert text.startswith(f"{sys.executable} standard 1 1"), "whatever kernel the metadata names"
+    assert "." * 10_000 + "sentinel" in text
     assert (tmp_path / "runs" / "01_good" / "standard" / "results.jsonl").exists()
     assert not list((tmp_path / "runs").rglob("*.partial*"))
 

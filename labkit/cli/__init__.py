@@ -68,6 +68,8 @@ def _sentence(error, arguments: list[str]) -> str:
         given = error.option_name
         known = [option for parameter in context.command.params for option in parameter.opts] if context else []
         text = f"{path} has no option {given}"
+    elif text == "Missing command":
+        text = f"{path} needs a command: {', '.join(sorted(getattr(context.command, 'commands', {})))}"
     elif "No such command" in text:
         given = text.split("'")[1]
         known = list(getattr(context.command, "commands", {}))

@@ -41,7 +41,8 @@ def decode(
     """
     from labkit.bench import decode as room
 
-    result = room.run(model, *_arms(formats, peers), threads, prompt_tokens, new_tokens, repeats, device, on_progress=say)
+    own, others = _arms(formats, peers)
+    result = room.run(model, own, others, threads, prompt_tokens, new_tokens, repeats, device, on_progress=say)
     answer(result, as_json, room.render(result))
 
 
@@ -63,7 +64,8 @@ def prefill(
     """
     from labkit.bench import prefill as room
 
-    result = room.run(model, *_arms(formats, peers), threads, prompt_tokens, repeats, device, on_progress=say)
+    own, others = _arms(formats, peers)
+    result = room.run(model, own, others, threads, prompt_tokens, repeats, device, on_progress=say)
     answer(result, as_json, room.render(result))
 
 

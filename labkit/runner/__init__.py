@@ -84,9 +84,7 @@ def run_notebooks(
     try:
         with FileLock(runs / scale / ".lock", timeout=0):
             for path in paths:
-                results.append(
-                    _run_one(path, notebooks[path], parameters, runs, scale, limits, progress or Progress())
-                )
+                results.append(_run_one(path, notebooks[path], parameters, runs, scale, limits, progress or Progress()))
     except Timeout:
         raise BadRequest(
             f"another run is writing to {runs / scale}; wait for it, or set LABKIT_RUNS to another folder"

@@ -17,10 +17,20 @@ import jupytext
 import nbformat
 
 from labkit.errors import BadRequest
-from labkit.notebook import bootstrap
+from labkit.notebook import bootstrap, project_address
 
 _BOOTSTRAP_CELL = re.compile(r'(^# %% tags=\["bootstrap"\]\n).*?(?=^# %%|\Z)', re.MULTILINE | re.DOTALL)
+_BADGES = re.compile(r"(^# <!-- badges -->\n).*?(^# <!-- /badges -->)", re.MULTILINE | re.DOTALL)
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def badges(stem: str) -> str:
+    """One line for the title cell: open in Colab, and the script that is the source."""
+    address = project_address().rstrip("/")
+    image = "https://colab.research.google.com/assets/colab-badge.svg"
+    target = address.replace("https://github.com/", "https://colab.research.google.com/github/")
+    colab = f"[![Open in Colab]({image})]({target}/blob/main/notebooks/{stem}.ipynb)"
+    return f"{colab} [Source]({address}/blob/main/notebooks/{stem}.py)"
 
 
 def read_script(path: Path) -> nbformat.NotebookNode:
@@ -42,7 +52,7 @@ def differs(script: Path) -> bool:
 
 
 def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
-    """Write the bootstrap cell into every script of `folder`, then every notebook; return what changed."""
+    """Write bootstrap cell and badges into every script of `folder`, then every notebook; return what changed."""
     scripts = sorted(folder.glob("[0-9][0-9]_*.py"))
     if not scripts:
         raise BadRequest(f"no scripts NN_name.py in {folder}")
@@ -50,6 +60,7 @@ def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
     for script in scripts:
         old = script.read_text(encoding="utf-8")
         new = _BOOTSTRAP_CELL.sub(lambda match: f"{match[1]}{bootstrap()}\n\n", old)
+        new = _BADGES.sub(rf"\g<1># {badges(script.stem)}\n\g<2>", new)
         if new != old:
             script.write_text(new, encoding="utf-8", newline="\n")
             changed.append(script)

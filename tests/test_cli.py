@@ -1,0 +1,212 @@
+"""The command line as a program sees it: exit status, one sentence, one JSON object."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from labkit.cli import answer as answering
+from labkit.cli import main
+from labkit.errors import BadRequest
+
+COMMANDS = [["doctor"], ["pull"], ["run"], ["generate"], ["plan"], ["bench", "decode"], ["bench", "prefill"]]
+
+
+def one_sentence(captured) -> str:
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("labkit: "), captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def last_object(captured) -> dict:
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    lines = captured.out.splitlines()
+    assert len(lines) == 1, "with --json the object is all there is on stdout"
+    return json.loads(lines[-1], parse_constant=refuse)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(command, capsys):
+    assert main([*command, "--help"]) == 0
+    assert f"Example:  labkit {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_no_argument_at_all_is_a_request_for_help(capsys):
+    assert main([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from labkit.cli import main; main(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'papermill', 'nbformat', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], ["'rnu'", "did you mean run?"]),
+        (["run", "--scael", "quick"], ["--scael", "did you mean --scale?"]),
+        (["run", "--scale", "quik"], ["'quik'", "quick, standard, full"]),
+        (["run", "zz_nothing", "--scale", "quick"], ["no"]),
+        (["run", "-p", "repeats"], ["'repeats'", "NAME=VALUE"]),
+        (["bench"], ["decode, prefill"]),
+        (["bench", "decod"], ["'decod'", "did you mean decode?"]),
+        (["bench", "decode", "--formats", ""], ["both empty"]),
+        (["bench", "decode", "--formats", "fp33"], ["fp33"]),
+        (["bench", "decode", "--formats", "fp32,fp32"], ["fp32 twice"]),
+        (["generate"], ["--prompt"]),
+        (["generate", "--prompt"], ["--prompt", "requires an argument"]),
+        (["generate", "--prompt", "x", "--max-new-tokens", "abc"], ["--max-new-tokens 'abc'", "integer"]),
+        (["generate", "--prompt", "x", "--max-new-tokens", "-1"], ["--max-new-tokens '-1'", "0"]),
+        (["generate", "--prompt", "x", "--dtype", "int3"], ["'int3'", "bfloat16"]),
+        (["generate", "--prompt", "x", "--temperature", "-1"], ["temperature", "-1"]),
+        (["generate", "--prompt", "x", "--threads", "0"], ["--threads '0'"]),
+        (["plan", "--config", "no/such.json"], ["no/such.json"]),
+        (["plan", "--model", "llama-3.1-8b", "--config", "x"], ["two models"]),
+        (["plan", "--budget", "much"], ["much"]),
+        (["plan", "--tokens", "0"], ["--tokens '0'"]),
+        (["pull", "no-such-asset"], ["no-such-asset"]),
+        (["pull", "default", "--all"], ["not both"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_bad_request_is_one_sentence_and_status_2(arguments, expected, capsys):
+    assert main(arguments) == 2
+    sentence = one_sentence(capsys.readouterr())
+    for part in expected:
+        assert part in sentence
+
+
+def test_a_missing_model_folder_is_a_bad_request(capsys, monkeypatch):
+    monkeypatch.setenv("LABKIT_OFFLINE", "1")
+    assert main(["generate", "--prompt", "x", "--model", "/no/such/folder"]) == 2
+    assert "/no/such/folder" in one_sentence(capsys.readouterr())
+
+
+def test_the_plan_answers_with_its_keys_and_what_the_sum_is(capsys):
+    assert main(["plan", "--model", "qwen3-8b", "--tokens", "1000", "--json"]) == 0
+    plan = last_object(capsys.readouterr())
+    assert {"kv_bytes_per_token", "kv_bytes", "weight_bytes", "total_bytes", "max_sequences"} <= set(plan)
+    assert plan["kv_bytes_per_token"] == 147_456 and plan["kv_bytes"] == 147_456_000
+    assert plan["max_sequences"] is None, "nothing fits or not without a budget"
+
+
+def test_a_plan_that_does_not_fit_is_a_no(capsys):
+    assert main(["plan", "--model", "llama-3.1-8b", "--budget", "1GiB", "--json"]) == 1
+    assert last_object(capsys.readouterr())["max_sequences"] == 0
+
+
+@dataclass
+class Fake:
+    name: str
+
+
+def test_run_hands_its_options_on_and_a_failed_notebook_is_a_no(capsys, monkeypatch):
+    import labkit.runner
+
+    seen = {}
+
+    def fake(names, scale, *, parameters, limits):
+        seen.update(names=names, scale=scale, parameters=parameters, seconds=limits.seconds)
+        print("chatter on stdout")
+        return labkit.runner.RunReport(1.0, [labkit.runner.NotebookResult("01_x", False, 1.0, "cell 3 raised")])
+
+    monkeypatch.setattr(labkit.runner, "run_notebooks", fake)
+    arguments = ["run", "01", "--scale", "full", "--threads", "2", "-p", "repeats=3", "-p", "name=x", "--json"]
+    assert main([*arguments, "--time-limit", "9"]) == 1
+    report = last_object(capsys.readouterr())
+    assert set(report) == {"ok", "seconds", "notebooks"} and report["ok"] is False
+    assert {"name", "ok", "seconds"} <= set(report["notebooks"][0])
+    assert seen == {"names": ["01"], "scale": "full", "seconds": 9.0,
+                    "parameters": {"threads": 2, "repeats": 3, "name": "x"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [(KeyboardInterrupt(), 130), (BadRequest("no"), 2), (PermissionError(13, "not allowed", "/x"), 1),
+     (FileNotFoundError(2, "missing", "/x"), 2), (BrokenPipeError(), 0)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_a_command_raises_becomes_a_status(raised, status, capsys, monkeypatch):
+    import labkit.assets
+
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(labkit.assets, "pull", fail)
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False) if status == 0 else sys.stdout)
+    assert main(["pull"]) == status
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_is_not_dressed_up_as_a_bad_request(monkeypatch):
+    import labkit.assets
+
+    monkeypatch.setattr(labkit.assets, "pull", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["pull"])
+
+
+def test_json_holds_only_what_json_has():
+    torch = pytest.importorskip("torch")
+    value = {"nan": math.nan, "inf": [math.inf], "tensor": torch.tensor(2), "tuple": (1, True), 3: Fake("x")}
+    assert answering.plain(value) == {"nan": None, "inf": [None], "tensor": 2, "tuple": [1, True], "3": {"name": "x"}}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """`load_model` gives a tiny random model whose tokenizer counts letters."""
+    import labkit.model.load
+    from labkit.model.tiny import tiny_model
+
+    class Letters:
+        bos_id, eos_ids, special_ids = None, (), ()
+
+        def encode(self, text, **_):
+            return [ord(letter) % 50 for letter in text]
+
+        def chat(self, messages, **_):
+            return [1, 2, *self.encode(messages)]
+
+        def decode(self, ids, skip_special=True, **_):
+            return "".join(chr(97 + i % 26) for i in ids)
+
+    def load(name="default", **_):
+        model = tiny_model()
+        model.tokenizer, model.name = Letters(), name
+        return model
+
+    monkeypatch.setattr(labkit.model.load, "load_model", load)
+
+
+def test_generate_answers_with_its_keys_and_applies_the_chat_template_unless_raw(tiny, capsys):
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json"]) == 0
+    chat = last_object(capsys.readouterr())
+    assert {"tokens", "text", "stop_reason", "ttft_s", "tpot_s"} <= set(chat)
+    assert chat["prompt_tokens"] == 7 and len(chat["tokens"]) <= 5
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json", "--raw", "--cache", "none"]) == 0
+    assert last_object(capsys.readouterr())["prompt_tokens"] == 5
+
+
+def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json"]) == 0
+    text = last_object(capsys.readouterr())["text"]
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == text + "\n" and "tokens" in captured.err
+
+
+def test_nothing_generated_has_null_times_not_nan(tiny, capsys):
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "0", "--json"]) == 0
+    assert last_object(capsys.readouterr())["ttft_s"] is None
