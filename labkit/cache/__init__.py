@@ -17,14 +17,20 @@ CACHES: dict[str, Callable[..., KVCache] | None] = {
 }
 
 
+def cache_maker(kind: str | Callable[..., KVCache]) -> Callable[..., KVCache] | None:
+    """The function that makes caches of the kind named (None for "none"); a function stands for itself."""
+    if callable(kind):
+        return kind
+    if not isinstance(kind, str) or kind not in CACHES:
+        raise BadRequest(f"There is no cache named {kind!r}; choose one of {', '.join(sorted(CACHES))}.")
+    return CACHES[kind]
+
+
 def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 1, capacity: int | None = None,
                dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> KVCache | None:
     """A cache of the kind named (None for "none"), or what a factory of the same arguments makes."""
-    if isinstance(kind, str):
-        if kind not in CACHES:
-            raise BadRequest(f"There is no cache named {kind!r}; choose one of {', '.join(sorted(CACHES))}.")
-        kind = CACHES[kind]
-    return None if kind is None else kind(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
+    maker = cache_maker(kind)
+    return None if maker is None else maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
 
 
-__all__ = ["CACHES", "ContiguousCache", "KVCache", "make_cache"]
+__all__ = ["CACHES", "ContiguousCache", "KVCache", "cache_maker", "make_cache"]

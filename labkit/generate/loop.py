@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from labkit.cache import KVCache, make_cache
+from labkit.cache import KVCache
 from labkit.errors import BadRequest
 from labkit.generate.completion import Completion, Token
 from labkit.generate.request import Request, Row, prepare
@@ -76,7 +76,7 @@ def decode(request: Request) -> Iterator[Token]:
         return
     synchronize(model.device)
     start = perf_counter()
-    cache = request.cache if given else _make_cache(request, batch)
+    cache = _make_cache(request, batch) if callable(request.cache) else request.cache
     logits = _prefill(request, batch, cache)
     while logits is not None:
         live = [i for i, row in enumerate(batch) if row.reason is None]
@@ -100,10 +100,10 @@ def decode(request: Request) -> Iterator[Token]:
     yield from (row.cancel() for row in batch if row.reason is None)
 
 
-def _make_cache(request: Request, batch: list[Row]) -> KVCache | None:
+def _make_cache(request: Request, batch: list[Row]) -> KVCache:
     model, capacity = request.model, max(len(row.prompt) + row.budget - 1 for row in batch)
-    return make_cache(request.cache, model.config.kv_shape, batch=len(batch), capacity=capacity,
-                      dtype=model.dtype, device=model.device)
+    return request.cache(model.config.kv_shape, batch=len(batch), capacity=capacity, dtype=model.dtype,
+                         device=model.device)
 
 
 def _prefill(request: Request, batch: list[Row], cache: KVCache | None) -> Tensor | None:

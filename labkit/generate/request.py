@@ -12,7 +12,7 @@ from numbers import Integral
 
 import torch
 
-from labkit.cache import KVCache
+from labkit.cache import KVCache, cache_maker
 from labkit.cache.contract import whole_number
 from labkit.errors import BadRequest
 from labkit.generate.completion import Completion, StopReason, Token
@@ -84,7 +84,7 @@ class Request:
     single: bool  # one prompt was given by itself, not in a list
     sampling: Sampling
     end_ids: frozenset[int]
-    cache: str | KVCache | Callable[..., KVCache]
+    cache: KVCache | Callable[..., KVCache] | None  # a given one, what makes one, or none at all
     prefill_chunk: int | None
     cancelled: Callable[[], bool]
 
@@ -102,6 +102,7 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
                 f"Prompt {row} of {len(prompt)} tokens and {budget} new ones exceed the model's context of {context}; "
                 f"shorten the prompt or ask for at most {max(context - len(prompt), 0)}."
             )
+    cache = cache if isinstance(cache, KVCache) else cache_maker(cache)
     ends = model.config.eos_ids if end_ids is None else (end_ids,) if isinstance(end_ids, Integral) else end_ids
     ends = frozenset(_token_id(model, token, "An end token") for token in ends or ())
     for word in sampling.bad_words:
@@ -113,7 +114,7 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
     if prefill_chunk is not None:
         if whole_number(prefill_chunk, "prefill_chunk") < 1:
             raise BadRequest(f"prefill_chunk is {prefill_chunk}; give at least 1 token, or None for the whole prompt.")
-        if isinstance(cache, str) and cache == "none":
+        if cache is None:
             raise BadRequest('prefill_chunk needs a cache to keep the earlier chunks in; choose one other than "none".')
     if isinstance(cache, KVCache):
         _check_given(cache, model, encoded, budgets)
@@ -130,6 +131,8 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
 def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
     if isinstance(prompts, torch.Tensor):
         prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
+        raise BadRequest(f"The prompt is {prompts!r}; give a text, token ids, or a list of those.")
     single = isinstance(prompts, str) or len(prompts) == 0 or isinstance(prompts[0], Integral)
     encoded = []
     for row, prompt in enumerate([prompts] if single else prompts):
@@ -137,6 +140,8 @@ def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
             if model.tokenizer is None:
                 raise BadRequest("The prompt is text and this model has no tokenizer; give token ids.")
             prompt = model.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence):
+            raise BadRequest(f"Prompt {row} is {prompt!r}; give a text or token ids.")
         tokens = tuple(_token_id(model, token, "A prompt token") for token in prompt)
         if not tokens:
             if model.config.bos_id is None:
