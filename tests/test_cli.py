@@ -166,25 +166,22 @@ def test_json_holds_only_what_json_has():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """`load_model` gives a tiny random model whose tokenizer counts letters."""
+    """`load_model` gives a tiny random model whose tokens are bytes and whose chat template adds two of them."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
     import labkit.model.load
     from labkit.model.tiny import tiny_model
+    from labkit.model.tokenizer import Tokenizer
 
-    class Letters:
-        bos_id, eos_ids, special_ids = None, (), ()
-
-        def encode(self, text, **_):
-            return [ord(letter) % 50 for letter in text]
-
-        def chat(self, messages, **_):
-            return [1, 2, *self.encode(messages)]
-
-        def decode(self, ids, skip_special=True, **_):
-            return "".join(chr(97 + i % 26) for i in ids)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
 
     def load(name="default", **_):
-        model = tiny_model()
-        model.tokenizer, model.name = Letters(), name
+        model = tiny_model(vocab_size=256)
+        model.tokenizer, model.name = Tokenizer(backend, chat_template="<{{ messages[0].content }}>"), name
         return model
 
     monkeypatch.setattr(labkit.model.load, "load_model", load)
