@@ -12,7 +12,8 @@ Names say everything: `int{bits}_{channel|token|tensor|g<N>}[_zp|_min|_mid|_sym]
 the last group is short: ceil(inputs / group) groups, and no padding is stored.
 
 Bits a weight are all-in: codes rounded up to whole bytes a row, scales, zero points and minima. A bare "4 bits" hides
-up to 25 % (int4_g32_min is 5.0). Group scales are float16, channel, token and tensor scales float32.
+up to 25 % (int4_g32_min is 5.0). Group scales are float16; a channel's is bfloat16, which is what packed kernels read (codes are
+chosen for the scale as stored, so nothing is lost); scales of tokens and tensors are float32.
 """
 
 import math
@@ -124,7 +125,8 @@ def _parse(name: str) -> NumberFormat:
         dtype = "bf16" if suffix == "mid" else "fp16"
         return NumberFormat(canonical, "integer", bits, "group", int(group), dtype, offset)
     canonical = f"int{bits}_{sharing}" + (f"_{suffix}" if offset else "")
-    return NumberFormat(canonical, "integer", bits, "tensor" if sharing == "tensor" else "row", None, "fp32", offset)
+    dtype = "bf16" if sharing == "channel" else "fp32"
+    return NumberFormat(canonical, "integer", bits, "tensor" if sharing == "tensor" else "row", None, dtype, offset)
 
 
 def get_format(name: "str | NumberFormat") -> NumberFormat:

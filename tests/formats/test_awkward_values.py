@@ -25,8 +25,8 @@ def allowed(weight, held):
     bound = columns * 0.5
     if held.format.offset in ("minimum", "middle"):  # the offset itself is rounded
         bound = bound + 2.0 ** (-8 if held.format.scale_dtype == "bf16" else -11) * (weight.abs() + 16 * columns)
-    if held.format.scale_dtype == "fp16":  # a rounded-down scale clips the ends
-        bound = bound + weight.abs() * 2**-10
+    if held.format.scale_dtype in ("fp16", "bf16"):  # a rounded-down scale clips the ends
+        bound = bound + columns * 2.0 ** (held.format.bits - (8 if held.format.scale_dtype == "bf16" else 11))
     return bound + weight.abs() * 1e-6 + 1e-7 * columns
 
 
