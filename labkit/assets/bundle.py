@@ -46,7 +46,10 @@ def save_environment(folder: Path) -> None:
     constraints = constraints_file()
     folder.mkdir(parents=True, exist_ok=True)
     platform = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}"
-    say(f"Saving the tested packages for {platform} to {folder}; with torch this takes 0.6 to 4 GB.")
+    say(
+        f"Saving the tested packages for {platform} to {folder}: 0.4 GB with PyTorch's CPU build, 4 GB with CUDA "
+        f"(pip's settings decide: PIP_EXTRA_INDEX_URL can name the index of the CPU build)."
+    )
     command = [sys.executable, "-m", "pip", "download", "--only-binary", ":all:", "--disable-pip-version-check"]
     command += ["--dest", str(folder), "--constraint", str(constraints), *BUILD, *requirements()]
     if subprocess.run(command, stdout=sys.stderr, stdin=subprocess.DEVNULL).returncode:
