@@ -4,8 +4,8 @@
     load_model("folder"), load_model("file.gguf")
     load_model("HuggingFaceTB/SmolLM2-360M-Instruct", revision="<commit>")    from the hub, where it is reachable
 
-Each weight is copied once, from the mapped file to its place in the decoder, converted on the way; what has been copied
-is unmapped file by file, so that two copies of the model never exist. Pickled weights are not read.
+Each weight is copied once, from the mapped file to its place in the decoder, converted on the way, and unmapped before
+the next, so that two copies of the model never exist. Pickled weights are not read.
 """
 
 from __future__ import annotations
@@ -130,9 +130,13 @@ def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(folder / shard, framework="pt") as file:
                 model.source |= file.metadata() or {}
-                for name in file.keys():  # noqa: SIM118  (not a dictionary: it has no iterator)
-                    if name in wanted or name != "lm_head.weight":  # a tied head stored again is not read
-                        yield name, file.get_tensor(name)
+                names = list(file.keys())
+            for name in names:
+                if name in wanted or name != "lm_head.weight":  # a tied head stored again is not read
+                    # Opened anew for each tensor: pages of a mapping stay resident until it is closed.
+                    with safe_open(folder / shard, framework="pt") as file:
+                        tensor = file.get_tensor(name)
+                    yield name, tensor
         except SafetensorError as reason:
             raise BadRequest(
                 f"{folder / shard} is not a whole safetensors file ({reason}): fetch it again."
