@@ -1,0 +1,1 @@
+"""Benchmarks: one file a bench, one shared harness. Arms are interleaved and compared by ratio."""

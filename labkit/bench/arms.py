@@ -1,0 +1,67 @@
+"""The arms of the benches: labkit itself in each recipe, and the peers that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from labkit.bench.harness import Arm, Run
+from labkit.bench.operators import measure_operators
+from labkit.errors import BadRequest
+from labkit.formats import get_recipe
+from labkit.generate import generate
+from labkit.model.load import load_model
+from labkit.plan.memory import resolve
+from labkit.plan.predict import predict
+from labkit.plan.time import step_cost
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TEXT = ("The quick answer to a slow question is often a measurement. Before the engineers changed a single line, "
+        "they wrote down what they expected to see, and why; then they ran it twice, in turns, on the same machine. ")
+
+
+def load(model, recipe: str, device="cpu"):
+    """The model in a recipe: from the disk in its dtype, or quantised from bf16."""
+    name = get_recipe(recipe).name
+    if name in DTYPES:
+        return load_model(model, dtype=DTYPES[name], device=device)
+    try:
+        from labkit.quant import quantize_model
+    except ImportError:
+        raise BadRequest(f"recipe {recipe!r} needs labkit.quant, which is not in this installation; "
+                         "choose fp32, bf16 or fp16.") from None
+    loaded = load_model(model, dtype=torch.bfloat16, device=device)
+    quantized = quantize_model(loaded, name)
+    return quantized if isinstance(quantized, torch.nn.Module) else loaded
+
+
+def prompt_ids(decoder, count: int) -> list[int]:
+    """`count` token ids of plain prose; without a tokenizer, ids in turn."""
+    if decoder.tokenizer is None:
+        return [i % decoder.config.vocab_size for i in range(count)]
+    ids: list[int] = []
+    while len(ids) < count:
+        ids.extend(decoder.tokenizer.encode(TEXT))
+    return ids[:count]
+
+
+def labkit_arm(decoder, recipe: str, prompt_tokens: int, new_tokens: int, *, device="cpu", threads=None,
+               predicted: bool = True) -> Arm:
+    """labkit's own loop, with what a step reads and, for the plain dtypes, what the microbenchmarks predict."""
+    shape = resolve(decoder.config)
+    plain = get_recipe(recipe).name in DTYPES
+    kv_format = get_recipe(recipe).name if plain else "bf16"
+    cost = step_cost(shape, 1, 1, prompt_tokens + new_tokens // 2, recipe, kv_format)
+    ttft = tpot = None
+    if predicted and plain and not shape.num_experts:
+        times = measure_operators(shape, DTYPES[get_recipe(recipe).name], device=device, threads=threads,
+                                  max_rows=prompt_tokens, max_batch=1)
+        guess = predict(shape, times, prompt_tokens=prompt_tokens, new_tokens=max(new_tokens, 2))
+        ttft, tpot = guess.ttft_s, guess.tpot_s
+
+    def run(prompt: Sequence[int], count: int) -> Run:
+        done = generate(decoder, list(prompt), max_new_tokens=count, end_ids=())
+        return Run(done.tokens, done.token_times_s)
+
+    return Arm(recipe, run, cost.bytes, ttft, tpot)

@@ -1,0 +1,159 @@
+"""Microbenchmarks of the operators of one layer: the constants that `labkit.plan.predict` adds up.
+
+No run of the model enters. Products: random matrices of the model's shapes, in the order of a layer, over so many
+copies that none is still in the last-level cache when its turn comes again, as in a real step. Attention: a
+random cache of as many layers as that takes. Glue: norms, rotation, activation and residuals on random vectors.
+Takes about 5 s a dtype on two cores; each size is repeated until it is worth a median, and the median counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from labkit.cache.contiguous import ContiguousCache
+from labkit.measure.bandwidth import using_threads
+from labkit.measure.clock import time_once
+from labkit.measure.machine import last_level_cache_bytes
+from labkit.model.rope import rotate
+from labkit.plan.kv import KVShape
+from labkit.plan.predict import Curve, OperatorTimes, fused_products
+from labkit.plan.shapes import ModelShape
+
+ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
+KEYS = (16, 256, 1024)
+BATCHES = (1, 4, 16)
+BUDGET_S = 0.12                       # seconds for the repeats of one size
+
+
+def measure_operators(model: ModelShape, dtype: torch.dtype = torch.float32, *, device="cpu",
+                      threads: int | None = None, max_rows: int = 1024, max_batch: int = 16) -> OperatorTimes:
+    """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most."""
+    shapes = fused_products(model)
+    rows = [r for r in ROWS if r <= max(max_rows, 1)] or [1]
+    batches = [b for b in BATCHES if b <= max_batch] or [1]
+    with using_threads(threads), torch.inference_mode():
+        layers = _layers(shapes, dtype, device)
+        head = nn.Linear(model.hidden_size, model.vocab_size, bias=False, device=device, dtype=dtype)
+        return OperatorTimes(
+            products=_curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device),
+            head=_curve([b for b in ROWS if b <= max_batch] or [1],
+                        lambda b: _call(head, torch.randn(b, 1, model.hidden_size, device=device, dtype=dtype)), 1, device),
+            glue=_curve(rows, lambda r: _glue(model, r, dtype, device), 1, device),
+            decode_attention={b: _curve(KEYS, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device)
+                              for b in batches},
+            prefill_attention=_curve(KEYS, lambda t: _attention(model, 1, t, t, dtype, device), None, device),
+            step=_curve(rows, lambda r: _step(model, r, dtype, device), 1, device))
+
+
+def seconds(call: Callable[[], object], device="cpu") -> float:
+    """Median seconds of one call, from at least 3 calls after one that does not count."""
+    time_once(call, device)
+    times, spent = [], 0.0
+    while len(times) < 3 or (spent < BUDGET_S and len(times) < 200):
+        times.append(time_once(call, device))
+        spent += times[-1]
+    return statistics.median(times)
+
+
+def _curve(sizes, make, per_call: int | None, device) -> Curve:
+    """`make(size)` gives a call, or (call, how many layers it ran); seconds are those of one layer."""
+    points = []
+    for size in sizes:
+        made = make(size)
+        call, layers = made if isinstance(made, tuple) else (made, per_call)
+        points.append((size, max(seconds(call, device) / layers, 1e-9)))
+    return Curve(tuple(points))
+
+
+def _call(module, x):
+    return lambda: module(x)
+
+
+def _copies(layer_bytes: int) -> int:
+    """Copies that together are four times the last-level cache, at least one and at most 64."""
+    return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
+
+
+def _layers(shapes, dtype, device) -> list[list[nn.Linear]]:
+    size = sum(rows * columns for rows, columns in shapes) * dtype.itemsize
+    return [[nn.Linear(columns, rows, bias=False, device=device, dtype=dtype) for rows, columns in shapes]
+            for _ in range(_copies(size))]
+
+
+def _products(layers, rows: int, dtype, device):
+    """Decode sees [rows, 1, E], prefill [1, rows, E]; the library treats both as a matrix of `rows` rows."""
+    layers = layers if rows <= 64 else layers[:3]             # many rows use each weight often: no need to be cold
+    inputs = {linear.in_features: torch.randn(rows, 1, linear.in_features, device=device, dtype=dtype)
+              for linear in layers[0]}
+
+    def call():
+        for layer in layers:
+            for linear in layer:
+                linear(inputs[linear.in_features])
+    return call, len(layers)
+
+
+def _glue(model: ModelShape, rows: int, dtype, device):
+    """The other operators of a layer, on `rows` rows."""
+    kv = model.kv.layers[0]
+    heads, turned, inner = model.num_heads + 2 * kv.num_kv_heads, model.num_heads + kv.num_kv_heads, None
+    inner = model.intermediate_size
+    norm = nn.RMSNorm(model.hidden_size, device=device, dtype=dtype)
+    x = torch.randn(rows, 1, model.hidden_size, device=device, dtype=dtype)
+    qkv = torch.randn(rows, 1, heads * kv.head_dim, device=device, dtype=dtype)
+    gate_up = torch.randn(rows, 1, 2 * inner, device=device, dtype=dtype)
+    cos = torch.randn(rows, 1, 1, kv.head_dim, device=device, dtype=dtype)
+
+    def call():
+        norm(x)
+        split = qkv.view(rows, 1, heads, kv.head_dim).transpose(1, 2)
+        out = rotate(split[:, :turned], cos, cos)
+        out[:, : model.num_heads].transpose(1, 2).reshape(rows, 1, -1)
+        y = x + x
+        norm(y)
+        gate, up = gate_up.chunk(2, dim=-1)
+        F.silu(gate) * up
+        return x + y
+    return call
+
+
+def _attention(model: ModelShape, batch: int, tokens: int, keys: int, dtype, device):
+    """Append `tokens` and attend to `keys` in each row of a cache of several layers, as a step does."""
+    kv = model.kv.layers[0]
+    per_layer = max(1, 2 * batch * keys * kv.num_kv_heads * kv.head_dim * dtype.itemsize)
+    layers = min(model.num_layers, _copies(per_layer), max(1, 2**28 // per_layer))
+    cache = ContiguousCache(KVShape.uniform(layers, kv.num_kv_heads, kv.head_dim), batch=batch, capacity=keys,
+                            dtype=dtype, device=device)
+    queries = torch.randn(batch, model.num_heads, tokens, kv.head_dim, device=device, dtype=dtype)
+    new = torch.randn(batch, kv.num_kv_heads, tokens, kv.head_dim, device=device, dtype=dtype)
+    if keys > tokens:
+        cache.advance(keys - tokens)
+
+    def call():
+        cache.rewind(keys - tokens)
+        cache.advance(tokens)
+        for layer in range(layers):
+            cache.append(layer, new, new)
+            cache.attend(layer, queries)
+    return call, layers
+
+
+def _step(model: ModelShape, rows: int, dtype, device):
+    """What happens once a step: looking tokens up, positions, the last norm, choosing the most likely token."""
+    norm = nn.RMSNorm(model.hidden_size, device=device, dtype=dtype)
+    table = nn.Embedding(4096, model.hidden_size, device=device, dtype=dtype)
+    angles = torch.randn(4096, model.kv.layers[0].head_dim, device=device, dtype=dtype)
+    tokens = torch.arange(rows, device=device).remainder(4096)
+    logits = torch.randn(min(rows, 16), model.vocab_size, device=device, dtype=dtype)
+
+    def call():
+        positions = torch.arange(rows, device=device).remainder(4096)
+        angles[positions], angles[positions]
+        norm(table(tokens))
+        torch.tensor(logits.argmax(-1).tolist(), device=device)
+    return call
