@@ -15,6 +15,7 @@
 # # 01 · The KV cache
 #
 # <!-- badges -->
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/labkit-lab/labkit/blob/main/notebooks/01_the_kv_cache.ipynb) [Source](https://github.com/labkit-lab/labkit/blob/main/notebooks/01_the_kv_cache.py)
 # <!-- /badges -->
 #
 # **The question.** A language model writes one token at a time, and each token depends
@@ -35,7 +36,31 @@
 # | Before | nothing; notebook 00 explains prefill and decode in more depth |
 
 # %% tags=["bootstrap"]
-"bootstrap"
+# The same first cell in every notebook: installs labkit where it is missing.
+import sys
+from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
+from tempfile import gettempdir
+
+if find_spec("labkit") is None:
+    folders = [Path.cwd(), *Path.cwd().parents]
+    found = [str(p) for p in folders if (p / "labkit/__init__.py").exists()][:1]
+    source = ["-e", *found] if found else ["git+https://github.com/labkit-lab/labkit"]
+    sys.path[:0] = found
+    keep = {"torch", "torchvision", "numpy"}  # as they are: they may be in use
+    have = {d.metadata["Name"]: d.version for d in distributions()}
+    pins = Path(gettempdir(), "labkit-constraints.txt")
+    pins.write_text("".join(f"{n}=={v}\n" for n, v in have.items() if n in keep))
+    command = [sys.executable, "-m", "pip", "install", "-c", str(pins), *source]
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True) as pip:
+        for line in pip.stdout:
+            print(line, end="")
+    assert pip.returncode == 0, "pip failed; its message above says why"
+from labkit.notebook import begin
+
+begin()
 
 # %% tags=["parameters"]
 scale: str = "quick"  # quick | standard | full
@@ -50,17 +75,23 @@ import torch
 
 from labkit import load_model
 from labkit.cache import ContiguousCache
+from labkit.bench.lengths import (
+    WITH, WITHOUT, answer_times, growth, predicted_clock, predicted_steps, step_times)
+from labkit.bench.operators import measure_operators
 from labkit.generate import generate
 from labkit.measure.bytes import tensor_bytes
+from labkit.measure.clock import ratio
+from labkit.measure.record import Record, RecordWriter
 from labkit.plan.hub_config import kv_shape
 from labkit.plan.known_models import known_config
-from labkit.plan.memory import KVShape, kv_bytes
+from labkit.plan.memory import KVShape, kv_bytes, resolve
 from labkit.show import exercises
-from labkit.show.figures import canvas, figure
+from labkit.show.figures import canvas, figure, run_folder
 from labkit.show.plots import band_plot, bar_plot
-from labkit.show.tables import format_bytes, table
+from labkit.show.tables import table
 from labkit.show.widgets import slider
 
+# %%
 if threads:
     torch.set_num_threads(threads)
 decoder = load_model(model, device=device)
@@ -73,9 +104,9 @@ print(f"{config.num_kv_heads} KV heads, head_dim {config.head_dim}, float32")
 #
 # In each layer, every token makes three vectors per head: a query, a key and a value.
 # The query of the newest token is compared with the keys of all tokens so far, and the
-# result weighs their values. Attention is *causal*: a token sees only what stands before
-# it. So the key and the value of token 7 do not depend on token 8. Once computed, they
-# stay what they are.
+# result weighs their values. Attention is *causal*: a token sees only what stands
+# before it. So the key and the value of token 7 do not depend on token 8. Once
+# computed, they stay what they are.
 #
 # Queries are used once and forgotten. Keys and values are needed again by every later
 # token. Keeping them is the KV cache; the rest of this notebook is what that costs and
@@ -153,8 +184,8 @@ for text in PROMPTS:
 #
 # $$\text{bytes per token} = 2 \cdot L \cdot K \cdot D \cdot b$$
 #
-# with *L* layers, *K* KV heads, *D* = `head_dim`, *b* bytes a number, and the 2 for keys
-# *and* values. Four numbers from `config.json`; the size of the vocabulary, the
+# with *L* layers, *K* KV heads, *D* = `head_dim`, *b* bytes a number, and the 2 for
+# keys *and* values. Four numbers from `config.json`; the size of the vocabulary, the
 # feed-forward layers and the number of *query* heads do not enter. We predict first and
 # then count the bytes of the tensors.
 
@@ -178,9 +209,10 @@ assert all(row["predicted"] == row["measured"] for row in byte_rows)
 table(byte_rows, units={"predicted": "bytes", "measured": "bytes"})
 
 # %% [markdown]
-# The two columns are equal to the byte. The same holds for other shapes: all query heads
-# with keys of their own (*multi-head attention*, MHA), several query heads sharing one KV
-# head (*grouped-query*, GQA), and one KV head for all (*multi-query*, MQA).
+# The two columns are equal to the byte. The same holds for other shapes: all query
+# heads with keys of their own (*multi-head attention*, MHA), several query heads
+# sharing one KV head (*grouped-query*, GQA), and one KV head for all (*multi-query*,
+# MQA).
 
 # %%
 HEADS = {"MHA: 32 KV heads": 32, "GQA: 8 KV heads": 8, "MQA: 1 KV head": 1}
@@ -190,16 +222,17 @@ for name, kv_heads in HEADS.items():
     made = ContiguousCache(shape, capacity=256, dtype=torch.bfloat16)
     predicted = kv_bytes(shape, 256, kv_format="bf16")
     assert predicted == tensor_bytes(made)
-    shape_rows.append({"shape": name, "predicted": predicted, "measured": made.nbytes()})
+    row = {"shape": name, "predicted": predicted, "measured": made.nbytes()}
+    shape_rows.append(row)
 table(shape_rows, units={"predicted": "bytes", "measured": "bytes"})
 
 # %% [markdown]
 # ### Ten models you may have heard of
 #
 # The same formula, fed from their published configurations. Two models bend the line:
-# Mistral 7B v0.1 and most layers of Gemma 3 attend to a *window* of recent tokens only, so
-# their cache stops growing there. DeepSeek-V3 stores one compressed vector a token instead
-# of heads (*multi-head latent attention*, MLA).
+# Mistral 7B v0.1 and most layers of Gemma 3 attend to a *window* of recent tokens only,
+# so their cache stops growing there. DeepSeek-V3 stores one compressed vector a token
+# instead of heads (*multi-head latent attention*, MLA).
 
 # %%
 TEN = ("smollm2-135m", "qwen3-0.6b", "gemma-3-1b", "qwen3-4b", "llama-2-7b",
@@ -224,8 +257,9 @@ table(ten_rows, units={key: "bytes" for key in ten_rows[0] if "token" in key})
 
 # %% [markdown]
 # Read three rows against each other. Llama 2 7B and Llama 3.1 8B have the same layers,
-# query heads and `head_dim`; the newer one takes a quarter, because four query heads share
-# each KV head. And DeepSeek-V3, with 671 billion weights, takes less than Llama 2 7B.
+# query heads and `head_dim`; the newer one takes a quarter, because four query heads
+# share each KV head. And DeepSeek-V3, with 671 billion weights, takes less than Llama 2
+# 7B.
 
 
 # %%
@@ -244,17 +278,17 @@ slider(
     label="tokens",
     name="kv_ten_models",
     alt="Bars of the KV cache of ten models at 8,192 tokens in bf16. Llama 2 7B takes "
-    "4 GiB, Llama 3.1 70B 2.5 GiB, Llama 3.1 8B 1 GiB, the smallest models under 1 GiB.",
-    caption="Computed from the published configurations, for one sequence; where a model "
-    "was not made for this length, the formula does not know.",
+    "4 GiB, Llama 3.1 70B 2.5 GiB, Llama 3.1 8B 1 GiB, the smallest ones far less.",
+    caption="Computed from the published configurations, for one sequence; where a "
+    "model was not made for this length, the formula does not know.",
 )
 
 # %% [markdown]
 # ## "A 4,000-token context with 32 layers in FP16 takes several GB per user"
 #
-# You will meet this sentence. Is it true? It names layers, tokens and bytes a number, and
-# leaves out the two that decide: KV heads and `head_dim`. Let us fill them in. The last
-# two columns are shortcuts seen in blogs and calculators:
+# You will meet this sentence. Is it true? It names layers, tokens and bytes a number,
+# and leaves out the two that decide: KV heads and `head_dim`. Let us fill them in. The
+# last two columns are shortcuts seen in blogs and calculators:
 #
 # - *hidden size*: `hidden_size` in place of KV heads × `head_dim`;
 # - *derived*: `hidden_size / num_attention_heads` in place of a stated `head_dim`.
@@ -286,16 +320,306 @@ table(worked, units={"right": "bytes", "hidden size": "bytes", "derived": "bytes
 
 # %% [markdown]
 # - **MHA, as in Llama 2 7B:** 2 × 32 layers × 32 heads × 128 × 2 B = 524,288 B a token,
-#   times 4,000 = 2.10 GB (2,000 MiB). The sentence holds, with "about two" for "several".
-# - **GQA, as in Llama 3.1 8B:** same layers and `head_dim`, 8 KV heads: 131,072 B a token,
-#   500 MiB in all. The sentence is four times too high. It would still be if you wrote
-#   `hidden_size` = 4096 into the formula: that counts one key and value for each *query*
-#   head.
-# - **A stated `head_dim`, as in Qwen3:** 2560 / 32 = 80, but the configuration says 128.
-#   The derived value gives 92,160 B a token instead of 147,456. On Qwen3 0.6B,
-#   `hidden_size` happens to give the right number (8 × 128 = 1024), which is worse than a
-#   wrong one: it teaches a formula that fails on the next model.
+#   times 4,000 = 2.10 GB (2,000 MiB). The sentence holds, with "about two" for
+#   "several".
+# - **GQA, as in Llama 3.1 8B:** same layers and `head_dim`, 8 KV heads: 131,072 B a
+#   token, 500 MiB in all. The sentence is four times too high. It would still be if you
+#   wrote `hidden_size` = 4096 into the formula: that counts one key and value for each
+#   *query* head.
+# - **A stated `head_dim`, as in Qwen3:** 2560 / 32 = 80, but the configuration says
+#   128. The derived value gives 92,160 B a token instead of 147,456. On Qwen3 0.6B,
+#   `hidden_size` happens to give the right number (8 × 128 = 1024), which is worse than
+#   a wrong one: it teaches a formula that fails on the next model.
 #
 # The rule: count the vectors that are *stored*. That is `num_key_value_heads` ×
 # `head_dim`, both as stated; where the first is absent it equals the query heads, where
 # the second is absent it is hidden size over query heads.
+
+# %% [markdown]
+# ## How fast?
+#
+# First the prediction.
+#
+# - *Without a cache*, the step at length *S* is a pass over all *S* tokens. Its
+#   arithmetic grows with *S*, so the seconds of a whole answer grow with the *square*
+#   of its length.
+# - *With a cache*, the step is a pass over one token. It reads every weight once, and
+#   the cache. At these lengths the cache is small beside the weights, so a step costs
+#   nearly the same wherever it stands, and an answer grows *linearly*.
+#
+# To turn that into seconds, we time the operators a layer is made of, on random
+# matrices of this model's shapes, and add them up. The model itself is not run, so the
+# prediction can be wrong. Notebook 00 takes it apart.
+
+# %%
+SIZES = {"quick": (512, 3, 48), "standard": (1024, 7, 128), "full": (4096, 9, 512)}
+longest, repeats, new_tokens = SIZES[scale]
+lengths = [2**power for power in range(4, 13) if 2**power <= longest]  # 16, 32, …
+
+plan_shape = resolve(config)
+times = measure_operators(plan_shape, device=device, max_rows=longest, max_batch=1)
+expected_steps = predicted_steps(plan_shape, times, lengths)
+
+# %% [markdown]
+# Now the measurement: one step at each length, then one answer from its first token to
+# its last. Both arms take turns in one loop, so that a busy moment of the machine hits
+# both.
+
+# %%
+measured_steps = step_times(decoder, lengths, repeats=repeats)
+prompt_tokens = 16
+measured_clock = growth(decoder, prompt_tokens, new_tokens, repeats=repeats)
+expected_clock = predicted_clock(plan_shape, times, prompt_tokens, new_tokens)
+
+# %%
+fig, (left, right) = canvas(2)
+band_plot(left, lengths, measured_steps, expected_steps, scale=1e3,
+          xlabel="tokens in the text", ylabel="one step [ms]", title="One step")
+shown = slice(None, None, max(1, new_tokens // 12))
+band_plot(
+    right,
+    list(range(prompt_tokens, prompt_tokens + new_tokens))[shown],
+    {arm: points[shown] for arm, points in measured_clock.items()},
+    {arm: points[shown] for arm, points in expected_clock.items()},
+    xlabel="tokens in the text",
+    ylabel="since the start [s]",
+    title="One answer",
+)
+figure(
+    fig,
+    "kv_cache_time",
+    alt="Two plots. Left: one decoding step grows in proportion to the text without "
+    "a cache and stays almost flat with one. Right: the time since the start of an "
+    "answer bends upwards without a cache and is a straight line with one.",
+    caption=f"Measured (median of n = {repeats}, bars: the whole range) and predicted; "
+    f"{decoder.name}, float32, {torch.get_num_threads()} threads, {device}.",
+)
+
+# %%
+step_rows = []
+for i, S in enumerate(lengths):
+    gain = ratio(measured_steps[WITH][i], measured_steps[WITHOUT][i])
+    step_rows.append(
+        {
+            "tokens in the text": str(S),
+            "no cache": measured_steps[WITHOUT][i].median_s,
+            "cache": measured_steps[WITH][i].median_s,
+            "times faster": f"{gain.value:.1f} [{gain.low:.1f}, {gain.high:.1f}]",
+            "predicted": expected_steps[WITHOUT][i] / expected_steps[WITH][i],
+        }
+    )
+table(step_rows, units={"no cache": "ms", "cache": "ms"})
+
+# %% [markdown]
+# The ratio is not one number: it grows with the text. "The KV cache makes decoding *n*
+# times faster" means nothing without a length.
+
+# %% [markdown]
+# ## When does it lose?
+#
+# We compute the cases before we measure them. The cache avoids computing positions
+# twice. Where no position would be computed twice, it has nothing to give:
+#
+# - **prefill**: all positions of the prompt are new. Same work with and without.
+# - **an answer of one token** (a yes/no question, a class, a score): the answer comes
+#   with the prefill. Nothing is ever read from the cache.
+# - **short texts**: reading the weights takes as long for 8 tokens as for 1, so
+#   computing a short text again is nearly free.
+#
+# What it always costs is memory.
+
+# %%
+CASES = ((64, 1), (256, 1), (4, 4), (16, 16), (16, 48), (256, 16))
+case_rows = []
+for P, N in CASES:
+    expected = predicted_clock(plan_shape, times, P, N)
+    arms = answer_times(decoder, P, N, repeats=repeats)
+    gain = ratio(arms[WITH], arms[WITHOUT])
+    case_rows.append(
+        {
+            "prompt + answer": f"{P} + {N}",
+            "predicted": expected[WITHOUT][-1] / expected[WITH][-1],
+            "measured": gain.value,
+            "interval": f"[{gain.low:.2f}, {gain.high:.2f}]",
+            "cache memory": kv_bytes(config.kv_shape, P + N - 1, kv_format="fp32"),
+        }
+    )
+units = {"predicted": "x", "measured": "x", "cache memory": "bytes"}
+table(case_rows, units=units)
+
+# %% [markdown]
+# Read the first two rows: the ratio is 1 within the noise, and the memory is taken for
+# nothing. A server that only scores or classifies can do without a cache. At the other
+# end the memory is what runs out: the cache grows with every token of every user, while
+# the weights are there once.
+
+# %% [markdown]
+# ## Exercises
+#
+# An exercise that you leave alone does not stop the notebook. Replace the `...`, run
+# the cell, and read what the check says.
+#
+# ### 1. Count the positions
+#
+# | difficulty | minutes |
+# |---|---|
+# | easy | 5 |
+#
+# A prompt has 500 tokens, the answer 100. How many token positions does the model
+# compute in all, without a cache and with one?
+
+# %% tags=["exercise"]
+without_cache = ...
+with_cache = ...
+exercises.check_positions(without_cache, with_cache)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# Without: step *i* computes 500 + *i* positions, for *i* from 0 to 99: 100 · 500 +
+# 4,950 = 54,950. With: 500 for the prompt, which also gives the first token, then 99
+# steps of one: 599. The last token is never fed back.
+#
+# </details>
+#
+# ### 2. Bytes per token, for any configuration
+#
+# | difficulty | minutes |
+# |---|---|
+# | medium | 10 |
+#
+# Write the formula as a function of a `config.json`, in bf16. The keys:
+# `num_hidden_layers`, `hidden_size`, `num_attention_heads`, and, not in every file,
+# `num_key_value_heads` and `head_dim`.
+
+
+# %% tags=["exercise"]
+def bytes_per_token(config):
+    return ...
+
+
+exercises.check_bytes_per_token(bytes_per_token)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def bytes_per_token(config):
+#     heads = config["num_attention_heads"]
+#     kv_heads = config.get("num_key_value_heads") or heads
+#     head_dim = config.get("head_dim") or config["hidden_size"] // heads
+#     return 2 * config["num_hidden_layers"] * kv_heads * head_dim * 2
+# ```
+#
+# </details>
+#
+# ### 3. What fits
+#
+# | difficulty | minutes |
+# |---|---|
+# | medium | 5 |
+#
+# A GPU has 16 GiB. A model has 8,000,000,000 weights in bf16, 32 layers, 32 query
+# heads, 8 KV heads, `head_dim` 128. Leave everything else aside: how many tokens can
+# one sequence hold, with its cache in bf16?
+
+# %% tags=["exercise"]
+tokens_that_fit = ...
+exercises.check_what_fits(tokens_that_fit)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# 16 · 2³⁰ − 16,000,000,000 = 1,179,869,184 bytes are left. A token takes 2 · 32 · 8 ·
+# 128 · 2 = 131,072 bytes. 9,001 tokens fit. (Read "16 GB" as decimal, and nothing is
+# left.)
+#
+# </details>
+#
+# ### 4. One prompt, two answers
+#
+# | difficulty | minutes |
+# |---|---|
+# | harder | 10 |
+#
+# Two questions about the same long text: its keys and values are needed twice but need
+# computing once. `cache.rewind(length)` keeps the first `length` tokens and forgets the
+# rest. Write a function that answers both greedily. All arguments but the model and the
+# number are lists of token ids; return two lists of `new_tokens` ids.
+
+
+# %% tags=["exercise"]
+def two_answers(model, prompt, first, second, new_tokens):
+    cache = model.new_cache()
+    return ...
+
+
+exercises.check_two_answers(two_answers)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def two_answers(model, prompt, first, second, new_tokens):
+#     cache = model.new_cache()
+#     model(torch.tensor([prompt]), cache)
+#     answers = []
+#     for question in (first, second):
+#         cache.rewind(len(prompt))
+#         logits = model(torch.tensor([question]), cache)
+#         answer = [int(logits[0, -1].argmax())]
+#         while len(answer) < new_tokens:
+#             logits = model(torch.tensor([answer[-1:]]), cache)
+#             answer.append(int(logits[0, -1].argmax()))
+#         answers.append(answer)
+#     return answers
+# ```
+#
+# Servers do this for every shared beginning, and call it *prefix caching*.
+#
+# </details>
+
+# %% [markdown]
+# ## What you have seen
+#
+# Each line was predicted first, then measured on this machine. The same lines go into
+# the result file of this run, with machine, versions and date.
+
+# %%
+about = {"model": decoder.name, "revision": decoder.revision, "dtype": "float32",
+         "device": device, "threads": torch.get_num_threads()}
+cached, fresh = measured_steps[WITH][-1], measured_steps[WITHOUT][-1]
+gain, case = ratio(cached, fresh), case_rows[0]
+closing = [
+    ("greedy tokens that differ", "tokens", 0, 0, {}),
+    ("KV cache, 256 tokens", "B", *(byte_rows[0][k] for k in ("predicted", "measured")),
+     {}),
+]
+for name, value, timing in (("cache", expected_steps[WITH][-1], cached),
+                            ("no cache", expected_steps[WITHOUT][-1], fresh)):
+    spread = {"low": timing.low_s, "high": timing.high_s, "n": repeats}
+    what = f"step at {lengths[-1]} tokens, {name}"
+    closing.append((what, "s", value, timing.median_s, spread))
+spread = {"low": gain.low, "high": gain.high, "n": repeats}
+closing.append((f"times faster at {lengths[-1]} tokens", "x",
+                step_rows[-1]["predicted"], gain.value, spread))
+closing.append(("times faster, answer of one token", "x",
+                case["predicted"], case["measured"], {"n": repeats}))
+
+# %%
+with RecordWriter(run_folder() / "results.jsonl") as writer:
+    for what, unit, predicted, value, spread in closing:
+        details = {"predicted": predicted}
+        writer.write(Record(what, value, unit, details=details, **spread, **about))
+table(
+    [
+        {"what": what, "unit": unit, "predicted": f"{predicted:,.4g}",
+         "measured": f"{value:,.4g}", "n": spread.get("n", 1)}
+        for what, unit, predicted, value, spread in closing
+    ]
+)
+
+# %% [markdown]
+# **Go on.** Change the parameters: `scale = "standard"` for longer texts, another
+# `model`, or `device = "cuda"`. Ask what your own model needs: `labkit plan --model
+# qwen3-8b --tokens 32768 --sequences 8 --budget 24GiB`.

@@ -3,7 +3,8 @@
 `step_times`: one decode step when S tokens stand already. Without a cache it is a pass over S tokens, with
 one a pass over a single token that reads S keys and values. `answer_times`: a prompt and its answer, whole.
 `growth`: the clock after each token of one long answer. All arms are interleaved; the tokens are random, as
-the time of a dense model does not depend on which tokens they are.
+the time of a dense model does not depend on which tokens they are. `predicted_steps` and `predicted_clock` say
+beforehand what they will show, from operator curves of the shapes (`labkit.plan.predict`), not from the model.
 When it loses: below about 6 repeats the interval is the whole range (see `labkit.measure.clock`).
 """
 
@@ -11,15 +12,35 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 
 from labkit.errors import BadRequest
 from labkit.generate import generate
 from labkit.measure.clock import Timing, interleave
+from labkit.plan.predict import OperatorTimes, step_parts
+from labkit.plan.shapes import ModelShape
 
 WITHOUT, WITH = "no cache", "cache"
 ARMS = {WITHOUT: "none", WITH: "contiguous"}
+
+
+def predicted_steps(shape: ModelShape, times: OperatorTimes, lengths: Sequence[int]) -> dict[str, list[float]]:
+    """{arm: [seconds of one step at each length]}."""
+    return {
+        WITHOUT: [sum(step_parts(shape, times, 1, length, 0).values()) for length in lengths],
+        WITH: [sum(step_parts(shape, times, 1, 1, length - 1).values()) for length in lengths],
+    }
+
+
+def predicted_clock(
+    shape: ModelShape, times: OperatorTimes, prompt_tokens: int, new_tokens: int
+) -> dict[str, list[float]]:
+    """{arm: [seconds since the start, at each new token]}; the first token comes with the prefill in both arms."""
+    steps = predicted_steps(shape, times, range(prompt_tokens, prompt_tokens + new_tokens))
+    steps[WITH][0] = steps[WITHOUT][0]
+    return {name: list(accumulate(seconds)) for name, seconds in steps.items()}
 
 
 def random_tokens(model, count: int, seed: int = 0) -> list[int]:

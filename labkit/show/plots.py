@@ -8,10 +8,15 @@ All take numbers in base units (seconds, bytes) and a `scale` for the axis where
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib import rc_context
+
 from labkit.errors import BadRequest
-from labkit.show.figures import COLOURS, FAINT, INK, MARKERS, curve_style
+from labkit.show.figures import COLOURS, FAINT, INK, MARKERS, STYLE, curve_style
+
+in_house_style = rc_context(STYLE)  # as a decorator: titles and legends take their look when they are made
 
 
+@in_house_style
 def band_plot(
     ax,
     x: Sequence[float],
@@ -38,7 +43,10 @@ def band_plot(
             alone = name not in predicted
             line = style if alone else {**style, "linestyle": "none"}
             ax.plot(x, middle, label=f"{name}, measured" if predicted else name, **line)
-            ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            if alone:
+                ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            else:
+                ax.vlines(x, low, high, color=style["color"], linewidth=1.2)
         if name in predicted:
             _same_length(name, x, predicted[name])
             values = [value * scale for value in predicted[name]]
@@ -49,6 +57,7 @@ def band_plot(
     ax.legend(loc="upper left")
 
 
+@in_house_style
 def bar_plot(ax, values: Mapping[str, object], *, xlabel: str, title: str = "", scale: float = 1.0) -> None:
     """Horizontal bars: a number, or (value, low, high) with the interval as a whisker."""
     names = list(values)
@@ -67,6 +76,7 @@ def bar_plot(ax, values: Mapping[str, object], *, xlabel: str, title: str = "", 
     ax.grid(visible=False, axis="y")
 
 
+@in_house_style
 def roofline_plot(
     ax,
     bandwidth: float,
@@ -110,12 +120,14 @@ def roofline_plot(
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=10)
+    ax.set_ylim(top=flops / 1e9 * 2)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     _finish(ax, "arithmetic intensity [FLOP/B]", "arithmetic reached [GFLOP/s]", title)
     ax.legend(loc="lower right")
 
 
+@in_house_style
 def prediction_plot(
     ax,
     points: Mapping[str, Sequence[tuple[float, float]]],

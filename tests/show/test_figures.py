@@ -87,7 +87,7 @@ def test_a_timing_is_drawn_with_its_spread():
     plots.band_plot(ax, [8], {"a": [timing]}, {"a": [1.5]}, xlabel="length", ylabel="time [ms]", scale=1e3)
     measured, predicted = ax.lines
     assert list(measured.get_ydata()) == [2000.0] and list(predicted.get_ydata()) == [1500.0]
-    assert ax.collections[0].get_paths()[0].vertices[:, 1].max() == 9000.0
+    assert [list(end) for end in ax.collections[0].get_segments()[0]] == [[8.0, 1000.0], [8.0, 9000.0]]
 
 
 def test_a_curve_with_a_missing_point_is_refused():
