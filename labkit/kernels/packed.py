@@ -186,7 +186,7 @@ def as_middle(held: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
 def int4_bound(held: QuantizedTensor) -> Tensor:
     """How far a weight may move when scale and middle are rounded to bfloat16, [N, K] float32."""
     _, scale, middle = as_middle(held)
-    bound = (8 * scale + middle.abs()) * 2.0**-9  # [N, groups]
+    bound = (8 * scale + middle.abs()) * 2.0**-8  # [N, groups]
     size = held.format.group_size or held.shape[-1]
     return bound.repeat_interleave(size, 1)[:, : held.shape[-1]]
 

@@ -1,0 +1,129 @@
+"""What each linear layer is given to read: the inputs' second moments, from text run through the model.
+
+    H = (1/n) sum over real tokens of x x^T   [K, K], float32        mean_abs = mean of |x|   [K]
+
+A layer's error on that text is then tr(D H D^T) for any change D of its weights, so GPTQ, AWQ and the clipping search all
+work from H and no activations are kept. H is summed in float32: in bfloat16 it loses its positive definiteness, in
+float16 it overflows (activations of 300 are common).
+
+Two traps. Padding must never be counted: `counts` says how many tokens of each row are real. And the *first token of each
+sequence must be*: position 0 carries activations hundreds of times larger than the rest (it serves as attention's sink)
+and is read by every later token; a Hessian made without it, or from windows cut out of running text after the forward
+pass, leaves GPTQ no better than rounding. Source: Frantar et al., GPTQ, 2022; the sink: Xiao et al., 2023.
+
+Cost: one forward pass, 2 K^2 operations a token and layer, K^2 * 4 bytes a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from labkit.errors import BadRequest
+
+
+@dataclass
+class InputStatistics:
+    """Of one linear layer. `hessian` is the mean of x x^T; `tokens` how many were seen."""
+
+    hessian: Tensor  # [K, K] float32
+    mean_abs: Tensor  # [K] float32
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, features: int, device="cpu") -> InputStatistics:
+        return cls(torch.zeros(features, features, device=device), torch.zeros(features, device=device))
+
+    def add(self, x: Tensor) -> None:
+        """x [n, K], real tokens only; running means, so that no sum grows without bound."""
+        if len(x) == 0:
+            return
+        x = x.float()
+        total = self.tokens + len(x)
+        self.hessian.mul_(self.tokens / total).addmm_(x.T, x, alpha=1 / total)
+        self.mean_abs.mul_(self.tokens / total).add_(x.abs().sum(0), alpha=1 / total)
+        self.tokens = total
+
+    def scaled(self, scale: Tensor) -> InputStatistics:
+        """The statistics of x / scale, as a layer sees them after AWQ folded `scale` [K] into what precedes it."""
+        return InputStatistics(self.hessian / (scale[:, None] * scale), self.mean_abs / scale, self.tokens)
+
+
+@dataclass
+class Calibration:
+    """Token ids for calibration: sequences, each run from its own first token. `seed` and `source` are for records."""
+
+    sequences: list[list[int]]
+    batch: int = 8
+    include_first: bool = True  # False only to show what that costs
+    source: str = ""
+    seed: int | None = None
+    notes: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.sequences or not all(len(s) for s in self.sequences):
+            raise BadRequest("The calibration is empty; give at least one sequence, and no sequence without tokens.")
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(s) for s in self.sequences)
+
+    @classmethod
+    def from_text(cls, text: str, tokenizer, length: int = 256, sequences: int = 64, **kwargs) -> Calibration:
+        """Cut a text into sequences of `length` tokens, each of which the model reads from position 0."""
+        ids = tokenizer.encode(text)
+        ids = ids["input_ids"] if isinstance(ids, dict) else ids
+        pieces = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:sequences]
+        if not pieces:
+            raise BadRequest(f"The calibration text has {len(ids)} tokens, fewer than one sequence of {length}; give more text or a shorter length.")
+        return cls(pieces, **kwargs)
+
+    def batches(self) -> Iterable[tuple[Tensor, list[int]]]:
+        """(tokens [B, T] right padded, counts): rows of similar length together."""
+        ordered = sorted(self.sequences, key=len)
+        for start in range(0, len(ordered), self.batch):
+            rows = ordered[start : start + self.batch]
+            counts = [len(row) for row in rows]
+            yield torch.tensor([row + [0] * (max(counts) - len(row)) for row in rows]), counts
+
+
+def collect(model: nn.Module, names: Sequence[str], calibration: Calibration, forward=None) -> dict[str, InputStatistics]:
+    """Run the calibration through the model and gather what each named layer reads.
+
+    `forward(model, tokens, counts)` runs a batch; by default the model is called with tokens. Right padding never
+    reaches a real token of a causal model, and is left out of the sums here.
+    """
+    modules = {name: model.get_submodule(name) for name in names}
+    found: dict[str, InputStatistics] = {}
+    counts: list[int] = []
+
+    def hook(name):
+        def gather(module, args):
+            x = args[0].detach()
+            if x.ndim == 2:  # flattened already, as expert layers get it: no row to tell padding by
+                if len(set(counts)) > 1:
+                    raise BadRequest(f"{name} is given tokens without their rows, so padding cannot be left out; calibrate with sequences of one length.")
+                real = x
+            else:
+                real = torch.cat([row[0 if calibration.include_first else 1 : count] for row, count in zip(x, counts)])
+            found.setdefault(name, InputStatistics.empty(x.shape[-1], x.device)).add(real)
+
+        return gather
+
+    handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.inference_mode():
+            for tokens, counts in calibration.batches():
+                tokens = tokens.to(device)
+                forward(model, tokens, counts) if forward else model(tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in names:  # a layer no token reached (an expert) has no inputs: zeros, and said by the method
+        features = getattr(modules[name], "in_features", None) or modules[name].weight.shape[-1]
+        found.setdefault(name, InputStatistics.empty(features, device))
+    return found
