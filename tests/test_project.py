@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -254,6 +255,16 @@ def test_an_installation_that_was_killed_starts_afresh(tmp_path):
     done = make(tmp_path, environment, "install")
     assert done.returncode == 0 and "interrupted" in done.stdout
     assert not (tmp_path / ".venv" / "half a package").exists() and not (tmp_path / ".venv" / ".installing").exists()
+
+
+@needs_make
+def test_an_installation_under_way_is_left_alone(tmp_path):
+    environment = fake_checkout(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installing").write_text(str(os.getpid()))
+    done = make(tmp_path, environment, "install")
+    assert done.returncode != 0 and f"process {os.getpid()} is installing" in done.stderr
+    assert asked(tmp_path) == "" and (tmp_path / ".venv" / ".installing").exists()
 
 
 @needs_make
