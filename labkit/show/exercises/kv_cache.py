@@ -1,85 +1,9 @@
-"""Checks for the exercises: each says "passed", or guesses the mistake, or says "not attempted".
-
-A check compares an answer with the right one *and with the answers that common mistakes give*, so that
-its message names the mistake. It prints one line and never raises: an unsolved exercise must not stop a
-notebook that runs from top to bottom. The outcome comes back too (true when passed), for those who grade.
-A new exercise is one function: it returns None for a right answer, else a sentence about the mistake.
-"""
+"""Notebook 01, the KV cache: positions, bytes, what fits, and one cache for two answers."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from labkit.plan.memory import KVShape, kv_bytes_per_token
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a check found; true when passed. Quiet in a notebook, where the check has printed already."""
-
-    exercise: str
-    state: str  # "passed", "not yet" or "not attempted"
-    message: str
-
-    def __bool__(self) -> bool:
-        return self.state == "passed"
-
-    def _ipython_display_(self) -> None:
-        pass
-
-
-class NotAttempted(Exception):
-    """An answer that is still the placeholder."""
-
-
-def check(exercise: str) -> Callable:
-    """Turn a function `answer -> None or a sentence about the mistake` into a check that prints."""
-
-    def wrap(judge: Callable) -> Callable[..., Outcome]:
-        @functools.wraps(judge)
-        def checked(*answers) -> Outcome:
-            try:
-                if any(_placeholder(answer) for answer in answers):
-                    raise NotAttempted
-                mistake = judge(*answers)
-            except NotAttempted:
-                outcome = Outcome(exercise, "not attempted", "replace the ... and run the cell again")
-            except Exception as error:  # the reader's own code failed: say where, do not stop the run
-                message = f"your code raised {type(error).__name__}: {error}"
-                outcome = Outcome(exercise, "not yet", message)
-            else:
-                state = "not yet" if mistake else "passed"
-                outcome = Outcome(exercise, state, mistake or "")
-            print(f"{exercise}: {outcome.state}" + (f" — {outcome.message}" if outcome.message else ""))
-            return outcome
-
-        return checked
-
-    return wrap
-
-
-def _placeholder(answer) -> bool:
-    return answer is None or answer is ...
-
-
-def _attempt(answer: Callable, *arguments):
-    """What the reader's function returns; a placeholder inside it counts as not attempted."""
-    value = answer(*arguments)
-    if _placeholder(value):
-        raise NotAttempted
-    return value
-
-
-def guess(value, right, mistakes: dict, otherwise: str) -> str | None:
-    """None when `value` is `right`, the sentence of the mistake that gives `value`, or `otherwise`."""
-    if value == right:
-        return None
-    return mistakes.get(value, otherwise)
-
-
-# ---- notebook 01: the KV cache -------------------------------------------------------------------
+from labkit.show.exercises.check import attempt, check, guess
 
 # Made up, so that no two mistakes give the same number.
 CONFIGS = (
@@ -96,7 +20,7 @@ def check_bytes_per_token(function) -> str | None:
     """`function(config) -> int`: the KV cache's bytes per token in bf16, from a `config.json`."""
     for config in CONFIGS:
         try:
-            value = _attempt(function, dict(config))
+            value = attempt(function, dict(config))
         except (KeyError, TypeError) as error:
             return _missing_key(config, error)
         mistake = _bytes_mistake(config, value)
@@ -201,7 +125,7 @@ def check_two_answers(function) -> str | None:
     want = (greedy(prompt + first), greedy(prompt + second))
     carried = greedy(prompt + first + want[0][:-1] + second), greedy(prompt + first + want[0] + second)
     counted = _Counted(model)
-    answers = _attempt(function, counted, list(prompt), list(first), list(second), new)
+    answers = attempt(function, counted, list(prompt), list(first), list(second), new)
     got = tuple([int(token) for token in answer] for answer in answers)
     if [len(answer) for answer in got] != [new, new]:
         return f"You return {[len(answer) for answer in got]} tokens; two answers of {new} new tokens were asked for."
