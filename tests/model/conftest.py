@@ -1,0 +1,107 @@
+"""The oracle of the decoder: a transformers model with the same weights."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from labkit.model.decoder import Decoder
+from labkit.model.names import to_hf_state_dict
+
+
+def twin(model: Decoder):
+    """transformers' own model of this configuration, holding (views of) our weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, logging
+
+    logging.set_verbosity_error()
+    said = model.config.to_hf()
+    config = AutoConfig.for_model(**said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    state = to_hf_state_dict(model)
+    if model.config.tie_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    theirs.load_state_dict(state, strict=True)
+    return theirs
+
+
+@pytest.fixture(name="twin")
+def twin_fixture():
+    return twin
+
+
+LLAMA_CPP_NAMES = {  # the hub's module -> llama.cpp's, written out here on its own: the reader is tested against it
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(path, model, type="F32", tokenizer=None, divisors=None, **extra):
+    """A GGUF file of the model, its matrices in `type`, as llama.cpp's converter lays it out."""
+    import gguf
+    import numpy as np
+
+    config = model.config
+    architecture = "llama" if config.architecture == "mistral" else config.architecture
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    if config.rope.kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(config.rope.kind))
+        writer.add_rope_scaling_factor(config.rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(config.rope.original_positions or config.max_positions)
+    for key, value in {"bos": config.bos_id, "eos": config.eos_ids[0], "padding": config.pad_id}.items():
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", value)
+    for key, value in (tokenizer or {}).items():
+        key = key if key == "chat_template" else f"ggml.{key}"
+        add = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
+        add[value.__class__](f"tokenizer.{key}", value)
+    for key, value in extra.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(divisors, np.float32))
+    top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for name, weight in to_hf_state_dict(model).items():
+        weight, (module, _, kind) = weight.numpy(), name.rpartition(".")
+        if module in top:
+            name = f"{top[module]}.{kind}"
+        else:
+            index, module = module.removeprefix("model.layers.").split(".", 1)
+            name = f"blk.{index}.{LLAMA_CPP_NAMES[module]}.{kind}"
+            heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(LLAMA_CPP_NAMES[module])
+            if heads and architecture == "llama":  # the converter's own line
+                shape = weight.shape
+                weight = weight.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+        if weight.ndim == 1 or type == "F32":
+            writer.add_tensor(name, np.ascontiguousarray(weight))
+        else:
+            quantized = gguf.GGMLQuantizationType[type]
+            writer.add_tensor(name, gguf.quants.quantize(weight, quantized), raw_dtype=quantized)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(name="write_gguf", scope="session")
+def write_gguf_fixture():
+    return write_gguf
