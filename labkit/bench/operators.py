@@ -38,7 +38,7 @@ def measure_operators(model: ModelShape, dtype: torch.dtype = torch.float32, *, 
     batches = [b for b in BATCHES if b <= max_batch] or [1]
     with using_threads(threads), torch.inference_mode():
         layers = _layers(shapes, dtype, device)
-        head = nn.Linear(model.hidden_size, model.vocab_size, bias=False, device=device, dtype=dtype)
+        head = _linear(model.vocab_size, model.hidden_size, dtype, device)
         return OperatorTimes(
             products=_curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device),
             head=_curve([b for b in ROWS if b <= max_batch] or [1],
@@ -81,8 +81,14 @@ def _copies(layer_bytes: int) -> int:
 
 def _layers(shapes, dtype, device) -> list[list[nn.Linear]]:
     size = sum(rows * columns for rows, columns in shapes) * dtype.itemsize
-    return [[nn.Linear(columns, rows, bias=False, device=device, dtype=dtype) for rows, columns in shapes]
-            for _ in range(_copies(size))]
+    return [[_linear(rows, columns, dtype, device) for rows, columns in shapes] for _ in range(_copies(size))]
+
+
+def _linear(rows: int, columns: int, dtype, device) -> nn.Linear:
+    """A linear layer of ones: its time does not depend on the numbers, and drawing random ones takes seconds."""
+    linear = nn.Linear(columns, rows, bias=False, device="meta", dtype=dtype).to_empty(device=device)
+    linear.weight.fill_(1.0)
+    return linear
 
 
 def _products(layers, rows: int, dtype, device):
@@ -101,7 +107,7 @@ def _products(layers, rows: int, dtype, device):
 def _glue(model: ModelShape, rows: int, dtype, device):
     """The other operators of a layer, on `rows` rows."""
     kv = model.kv.layers[0]
-    heads, turned, inner = model.num_heads + 2 * kv.num_kv_heads, model.num_heads + kv.num_kv_heads, None
+    heads, turned = model.num_heads + 2 * kv.num_kv_heads, model.num_heads + kv.num_kv_heads
     inner = model.intermediate_size
     norm = nn.RMSNorm(model.hidden_size, device=device, dtype=dtype)
     x = torch.randn(rows, 1, model.hidden_size, device=device, dtype=dtype)

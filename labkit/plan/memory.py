@@ -32,13 +32,16 @@ def resolve(model) -> ModelShape:
         return model
     if isinstance(model, Mapping):
         return model_shape(model)
-    if hasattr(model, "to_hub_config"):
-        return model_shape(model.to_hub_config())
     if hasattr(model, "num_kv_heads") and hasattr(model, "kv_shape"):
         return model_shape(_hub_fields(model))
-    if isinstance(model, Path) or str(model).endswith(".json") or Path(str(model)).is_dir():
+    if isinstance(model, Path) or str(model).endswith(".json"):
         return model_shape(model)
-    return model_shape(known_config(str(model)))
+    try:
+        return model_shape(known_config(str(model)))
+    except BadRequest:
+        if Path(str(model)).exists():
+            return model_shape(model)
+        raise
 
 
 def _hub_fields(config) -> dict:
@@ -47,7 +50,8 @@ def _hub_fields(config) -> dict:
               "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
               "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
               "intermediate_size": config.intermediate_size, "tie_word_embeddings": config.tie_embeddings,
-              "max_position_embeddings": config.max_positions}
+              "max_position_embeddings": config.max_positions,
+              "attention_bias": config.o_bias, "mlp_bias": config.mlp_bias}
     if config.windows is not None:
         fields["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in config.windows]
         fields["sliding_window"] = next((w for w in config.windows if w is not None), None)
