@@ -1,0 +1,252 @@
+"""Quantised checkpoints: one safetensors file and a readable header; the same logits, bit for bit, in a new process.
+
+The header (JSON in the file's metadata) says for every layer what its bytes are: kind, format, shape, kernel. Codes are
+stored packed, so a file is as small as the formats promise: the size is known before anything is written.
+`load` puts the layers into a skeleton: a model of the same architecture, on the meta device if you like, whose weights
+are never read. A file that lies about itself (sizes, dtypes, missing or surplus tensors, contents) is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from labkit.errors import BadRequest
+from labkit.formats import get_format
+from labkit.formats.integer import DTYPES
+from labkit.formats.tensor import QuantizedTensor
+from labkit.kernels.packed import PackedWeight, Plain, pack_weight
+from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
+from labkit.quant.w8a8 import W8A8Weight
+from labkit.quant.walk import QuantizationReport, hold_parameter
+
+VERSION = 1
+FIELDS = {"kind", "format", "shape", "kernel", "dtype", "bias", "scale", "shared_with"}
+
+
+def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict]]:
+    """(tensors to store, the header's layers) of a quantised model."""
+    tensors: dict[str, Tensor] = {}
+    layers: dict[str, dict] = {}
+    packed: dict[int, str] = {}
+    inside: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        weight = getattr(module, "weight", None)
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            kind = "linear" if isinstance(module, QuantizedLinear) else "embedding"
+        elif isinstance(module, Plain) and name.endswith("_packed"):
+            kind, weight, name = "experts", module, name.removesuffix("_packed")
+        else:
+            continue
+        held = weight.quantized()
+        dtype = str(module.like.dtype if kind == "embedding" else torch.float32).removeprefix("torch.")
+        layers[name] = {
+            "kind": kind, "format": held.format.name, "shape": list(held.shape), "kernel": kernel_of(weight), "dtype": dtype,
+            "bias": getattr(module, "bias", None) is not None, "scale": getattr(module, "scale", 1.0) if kind == "embedding" else 1.0,
+            "shared_with": packed.get(id(weight)),
+        }  # fmt: skip
+        inside.add(f"{name}_packed." if kind == "experts" else f"{name}.weight.")
+        if id(weight) not in packed:
+            packed[id(weight)] = name
+            tensors |= {f"{name}.weight.{part}": tensor.contiguous() for part, tensor in held.tensors().items()}
+    seen: dict[int, str] = {}
+    for name, tensor in model.state_dict().items():
+        if any(name.startswith(prefix) for prefix in inside):
+            continue
+        if tensor.data_ptr() in seen and tensor.numel():  # tied and not quantised: stored once
+            layers[name] = {"kind": "alias", "shared_with": seen[tensor.data_ptr()]}
+            continue
+        seen[tensor.data_ptr()] = name
+        tensors[name] = tensor.contiguous()
+    return tensors, layers
+
+
+def kernel_of(weight: PackedWeight) -> str:
+    return "w8a8" if isinstance(weight, W8A8Weight) else "auto" if weight.fast else "plain"
+
+
+def predict_file_bytes(report: QuantizationReport) -> int:
+    """Bytes of tensors that `save` will write for a model with this report, before it is quantised; the header adds ~200 B a layer."""
+    return report.nbytes
+
+
+def save(model: nn.Module, path: str | Path, *, about: dict | None = None) -> int:
+    """Write the model and return the bytes written. `about`: what a reader needs to build the skeleton (JSON)."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    tensors, layers = contents(model)
+    if not layers:
+        raise BadRequest("This model has no quantised layer; quantise it first, or save it with safetensors as it is.")
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    header = {
+        "labkit": "quantised checkpoint", "version": VERSION, "about": about or {}, "layers": layers,
+        "tensor_bytes": size, "sha256": digest(tensors),
+    }  # fmt: skip
+    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in header.items()}
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, part, metadata)
+    part.replace(path)
+    return path.stat().st_size
+
+
+def warn_if_larger(report: QuantizationReport) -> None:
+    """Say before writing when the quantised file will be larger than the original: a tied head stored a second time."""
+    if predict_file_bytes(report) > report.original_nbytes:
+        warnings.warn(
+            f"The quantised file will take {predict_file_bytes(report):,} B and the original {report.original_nbytes:,} B; "
+            "give head and embedding one format, so that they stay shared.",
+            stacklevel=2,
+        )
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of names."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
+    return total.hexdigest()
+
+
+def read_header(path: str | Path) -> dict:
+    """The header alone, checked for version and fields."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise BadRequest(f"{path} cannot be read as safetensors ({error}); the file is broken, truncated or something else.") from None
+    if metadata.get("labkit") != "quantised checkpoint":
+        raise BadRequest(f"{path} is not a quantised checkpoint of labkit; write one with labkit quantize.")
+    missing = [key for key in ("version", "layers", "tensor_bytes", "sha256", "about") if key not in metadata]
+    if missing:
+        raise BadRequest(f"The header of {path} lacks {missing[0]!r}; the file is damaged or was written by something else.")
+    header = {key: metadata[key] if key in ("labkit", "sha256") else _json(metadata[key], key, path) for key in metadata}
+    if header["version"] != VERSION:
+        raise BadRequest(f"{path} has version {header['version']} and this labkit reads version {VERSION}; write it again or use the labkit that wrote it.")
+    for name, layer in header["layers"].items():
+        if layer.get("kind") == "alias" and "shared_with" in layer:
+            continue
+        if lacking := FIELDS - set(layer):
+            raise BadRequest(f"The header of {path} says nothing of {sorted(lacking)[0]!r} for {name}; the file is damaged.")
+        get_format(layer["format"])
+    return header
+
+
+def _json(text: str, key: str, path) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BadRequest(f"The header field {key!r} of {path} is not JSON; the file is damaged.") from None
+
+
+def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
+    """Fill a model of the same architecture (its weights are ignored; the meta device is fine) and return it."""
+    from safetensors.torch import load_file
+
+    header = read_header(path)
+    tensors = load_file(str(path))
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    if size != header["tensor_bytes"] or digest(tensors) != header["sha256"]:
+        raise BadRequest(f"The contents of {path} are not what its header was written for (size or checksum differ); get the file again.")
+    taken: set[str] = set()
+    shared: dict[str, PackedWeight] = {}
+    ordered = sorted(header["layers"].items(), key=lambda item: item[1]["shared_with"] is not None)
+    for name, layer in ordered:
+        if layer["kind"] == "alias":
+            continue
+        _install(skeleton, name, layer, tensors, taken, shared, path)
+    for name, tensor in tensors.items():
+        if name not in taken:
+            _assign(skeleton, name, tensor, path)
+            taken.add(name)
+    for name, layer in ordered:
+        if layer["kind"] == "alias":
+            _assign(skeleton, name, _find(skeleton, layer["shared_with"], path), path)
+    empty = [n for n, t in [*skeleton.named_parameters(), *skeleton.named_buffers()] if t.device.type == "meta"]
+    if empty:
+        raise BadRequest(f"{path} holds nothing for {empty[0]} of this model; it was written from another architecture.")
+    return skeleton
+
+
+def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict, path) -> None:
+    format, shape = get_format(layer["format"]), tuple(layer["shape"])
+    owner = layer["shared_with"]
+    if owner is None:
+        stored = {key: tensors[f"{name}.weight.{key}"] for key in ("codes", "scale", "offset", "tensor_scale") if f"{name}.weight.{key}" in tensors}
+        _check_stored(name, format, shape, stored, path)
+        taken.update(f"{name}.weight.{key}" for key in stored)
+        held = QuantizedTensor(format, shape, **stored)
+        if layer["kind"] == "experts":
+            parent, _, leaf = name.rpartition(".")
+            hold_parameter(_module(skeleton, parent, path), leaf, held)
+            return
+        shared[name] = W8A8Weight(held) if layer["kernel"] == "w8a8" else pack_weight(held, layer["kernel"])
+    elif owner not in shared:
+        raise BadRequest(f"The header of {path} shares {name} with {owner}, which is not in the file.")
+    old = _module(skeleton, name, path)
+    weight = getattr(old, "weight", None)
+    expected = tuple(weight.shape[::-1] if type(old).__name__ == "Conv1D" else weight.shape) if isinstance(weight, Tensor) else None
+    if expected is not None and expected != shape:
+        raise BadRequest(f"{path} holds {name} as {list(shape)} and this model has {list(expected)}; it was written from another architecture.")
+    packed = shared[owner or name]
+    if layer["kind"] == "embedding":
+        new = QuantizedEmbedding(packed, getattr(torch, layer["dtype"]), scale=layer["scale"])
+    else:
+        bias = tensors.get(f"{name}.bias") if layer["bias"] else None
+        if layer["bias"] and bias is None:
+            raise BadRequest(f"The header of {path} promises a bias of {name} that is not in the file.")
+        new = QuantizedLinear(packed, bias)
+        taken.update([f"{name}.bias"] if layer["bias"] else [])
+    parent, _, leaf = name.rpartition(".")
+    setattr(_module(skeleton, parent, path), leaf, new.train(False))
+
+
+def _check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, Tensor], path) -> None:
+    bytes_there = sum(t.numel() * t.element_size() for t in stored.values())
+    codes = stored.get("codes")
+    wanted = DTYPES[format.name] if format.kind == "float" else torch.uint8
+    scale = stored.get("scale")
+    scale_dtype = DTYPES.get(format.scale_dtype) if format.scale_dtype else None
+    if (
+        codes is None
+        or codes.dtype != wanted
+        or bytes_there != format.nbytes(shape)
+        or (scale_dtype is None) != (scale is None)
+        or (scale is not None and scale.dtype != scale_dtype)
+        or (format.offset is None) != ("offset" not in stored)
+    ):
+        raise BadRequest(f"The header of {path} says that {name} is {format.name} {list(shape)}, but the bytes stored are not; the file lies about itself.")
+
+
+def _module(skeleton: nn.Module, name: str, path) -> nn.Module:
+    try:
+        return skeleton.get_submodule(name)
+    except AttributeError:
+        raise BadRequest(f"{path} holds {name}, which this model does not have; it was written from another architecture.") from None
+
+
+def _find(skeleton: nn.Module, name: str, path) -> Tensor:
+    parent, _, leaf = name.rpartition(".")
+    return getattr(_module(skeleton, parent, path), leaf)
+
+
+def _assign(skeleton: nn.Module, name: str, tensor: Tensor, path) -> None:
+    parent, _, leaf = name.rpartition(".")
+    module = _module(skeleton, parent, path)
+    current = getattr(module, leaf, None)
+    if not isinstance(current, Tensor) or current.shape != tensor.shape:
+        raise BadRequest(f"{path} holds {name} as {list(tensor.shape)}, which does not fit this model; it was written from another architecture.")
+    if leaf in module._parameters:
+        module._parameters[leaf] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    else:
+        module._buffers[leaf] = tensor

@@ -1,0 +1,181 @@
+"""quantize_model: a whole model, of labkit or transformers, part by part, in place.
+
+    report = quantize_model(model, "int4")                                       # round to nearest
+    report = quantize_model(model, "int4_g64_zp", "awq+gptq+clip", calibration, folds=fold_map(model))
+    print(report)          # every parameter, its format, its bits; the share quantised
+
+Everything that can be refused is refused first (survey). Then: calibrate, fold AWQ's scales, and replace layer by layer,
+so that a layer's full-precision weight is released before the next one is packed.
+Calibrated methods apply to the blocks; head and embedding are rounded to nearest (8 bits lose nothing there).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from labkit.errors import BadRequest
+from labkit.formats import get_format
+from labkit.formats.tensor import QuantizedTensor
+from labkit.formats.tensor import quantize as round_to_nearest
+from labkit.kernels.packed import Plain
+from labkit.quant.awq import Fold, awq
+from labkit.quant.calibrate import Calibration, InputStatistics, collect
+from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
+from labkit.quant.methods import Method, quantize_weight, round_trip
+from labkit.quant.recipe import Recipe
+from labkit.quant.survey import Part, check_survey, share, survey
+from labkit.quant.w8a8 import W8A8Weight
+
+LEAST_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """What became of each parameter. `nbytes` is resident: predicted before, equal to the tensors after."""
+
+    recipe: Recipe
+    method: str
+    parts: tuple[Part, ...]
+    original_nbytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def share(self) -> float:
+        return share(list(self.parts))
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / sum(part.elements for part in self.parts)
+
+    def block_bits(self) -> float:
+        """All-in bits a weight of the linear layers in the blocks, which is what methods and recipes vary."""
+        blocks = [part for part in self.parts if part.part == "blocks"]
+        return 8 * sum(part.nbytes for part in blocks) / sum(part.elements for part in blocks)
+
+    def __str__(self) -> str:
+        lines = [f"{part.name:<44} {str(list(part.shape)):<18} {part.format:<14} {part.bits:6.3f} bits  {part.reason}".rstrip() for part in self.parts]
+        lines.append(
+            f"{self.share:.1%} of the weights quantised, {self.bits_per_weight:.3f} bits a weight all-in, "
+            f"{self.nbytes / 2**20:.1f} MiB ({self.nbytes / self.original_nbytes:.3f} of what it was)"
+        )
+        return "\n".join([*lines, *self.notes])
+
+
+def predict(model: nn.Module, recipe: str | Recipe, kernel: str = "auto") -> QuantizationReport:
+    """The report of quantize_model, before anything is done."""
+    recipe = Recipe.named(recipe)
+    return QuantizationReport(recipe, recipe.method, tuple(survey(model, recipe, kernel)), _nbytes(model))
+
+
+def quantize_model(
+    model: nn.Module,
+    recipe: str | Recipe,
+    method: str | Method | None = None,
+    calibration: Calibration | None = None,
+    *,
+    folds: Sequence[Fold] = (),
+    kernel: str = "auto",
+    least_share: float = LEAST_SHARE,
+    forward: Callable | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> QuantizationReport:
+    """Quantise `model` in place by `recipe` (its own method unless one is given) and report on every parameter.
+
+    `folds`: where AWQ may put its scales (`labkit.model.folding.fold_map`). `kernel`: "auto" or "plain" (the reference).
+    """
+    recipe = Recipe.named(recipe)
+    method = method if isinstance(method, Method) else Method(method or recipe.method)
+    original = _nbytes(model)
+    if len({recipe.blocks, recipe.head, recipe.embedding}) == 1 and recipe.blocks in ("bf16", "fp16", "fp32") and not recipe.overrides:
+        return _cast(model, recipe, original)
+    parts = survey(model, recipe, kernel)
+    check_survey(model, parts, least_share)
+    calibrated = [p for p in parts if p.kind in ("linear", "conv1d") and p.part == "blocks" and get_format(p.format).kind == "integer"]
+    if "awq" in method.parts and not folds:
+        raise BadRequest("AWQ folds scales into what precedes each layer and no map was given; pass folds=fold_map(model), or use gptq or clip.")
+    if {"awq", "gptq"} & set(method.parts) and calibration is None:
+        raise BadRequest(f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'.")
+    if "gptq" in method.parts and not calibrated:
+        raise BadRequest(f"GPTQ rounds to integer grids, and no linear layer of recipe {recipe.name} has one; use method 'rtn'.")
+
+    statistics: dict[str, InputStatistics] = {}
+    if calibration is not None and method.name != "rtn":
+        progress(f"calibrating on {calibration.tokens} tokens")
+        statistics = collect(model, [p.name for p in calibrated], calibration, forward)
+    notes = []
+    if "awq" in method.parts:
+        progress("searching AWQ scales")
+        formats = {p.name: get_format(p.format) for p in calibrated}
+        alphas = awq(model, list(folds), statistics, lambda name, w, s: round_trip(w, formats[name], method, s))
+        notes.append(f"AWQ folded {len(alphas)} scales, alpha {min(alphas.values(), default=0):.1f} to {max(alphas.values(), default=0):.1f}")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for part in parts:
+            if part.kind != "kept":
+                progress(part.name)
+                _replace(model, part, method, statistics.pop(part.name, None), kernel, recipe)
+    for message in said:
+        warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
+        if str(message.message).startswith("GPTQ:"):
+            notes.append(str(message.message))
+    return QuantizationReport(recipe, method.name, tuple(parts), original, tuple(notes))
+
+
+def _replace(model, part: Part, method: Method, statistics, kernel: str, recipe: Recipe) -> None:
+    """One parameter's holder, replaced by its quantised kind."""
+    if part.kind == "experts":
+        owner, _, name = part.name.rpartition(".")
+        hold_parameter(model.get_submodule(owner), name, round_to_nearest(model.get_parameter(part.name).detach(), part.format))
+        return
+    module = model.get_submodule(part.name)
+    weight = (module.weight.T if part.kind == "conv1d" else module.weight).detach()
+    if part.owner:  # replaced before this one
+        result = model.get_submodule(part.owner).weight
+    elif part.part == "blocks" and (statistics is not None or "clip" in method.parts):
+        result = quantize_weight(weight, get_format(part.format), method, statistics, part.name)
+    else:
+        result = round_to_nearest(weight, part.format)
+    if isinstance(module, nn.Embedding):
+        new = QuantizedEmbedding(result, module.weight.dtype, kernel, float(getattr(module, "embed_scale", 1.0)))
+    else:
+        if recipe.activations and part.part == "blocks" and part.format == "int8_channel":
+            result = W8A8Weight(result)
+        new = QuantizedLinear(result, module.bias, kernel)
+    parent, _, name = part.name.rpartition(".")
+    setattr(model.get_submodule(parent), name, new.train(module.training))
+
+
+def hold_parameter(module: nn.Module, name: str, held: QuantizedTensor) -> None:
+    """Replace a bare parameter (fused experts) by packed bits; reading it unpacks it, each time."""
+    dtype = getattr(module, name).dtype
+    delattr(module, name)
+    module.add_module(f"{name}_packed", Plain(held))
+    read = property(lambda self: getattr(self, f"{name}_packed").quantized().dequantize(dtype))
+    module.__class__ = type(type(module).__name__, (type(module),), {name: read})
+
+
+def _cast(model: nn.Module, recipe: Recipe, original: int) -> QuantizationReport:
+    """bf16, fp16, fp32: the whole model in a dtype; its layers stay what they are."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[recipe.blocks]
+    for name, parameter in model.named_parameters():
+        if float(parameter.abs().max()) > torch.finfo(dtype).max:
+            raise BadRequest(f"{name} holds a weight of {float(parameter.abs().max()):.3g}, too large for {recipe.blocks}; take bf16.")
+    model.to(dtype)
+    parts = [
+        Part(name, "linear" if p.ndim > 1 else "kept", "blocks" if p.ndim > 1 else "other", tuple(p.shape), recipe.blocks, p.numel() * p.element_size())
+        for name, p in model.named_parameters()
+    ]
+    return QuantizationReport(recipe, "rtn", tuple(parts), original)
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
