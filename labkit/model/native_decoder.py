@@ -1,0 +1,295 @@
+"""A decoder whose stack of layers runs as one call of the native kernels, on packed weights.
+
+    fast = accelerate(load_model(), "int4")        recipes bf16, int8, int4, or a format that `kind_of` knows
+    generate(fast, "...")                          as with any Decoder: same call, same caches, float32 logits
+
+One resident copy of the weights serves decode, batches and prefill. Over a contiguous cache the whole forward is one
+call; over any other cache (paged, quantised, windowed ...) the layers run one by one through the cache's contract, on the
+same packed matrices. The plain `Decoder` stays the oracle; `dequantized` makes the one with exactly these weights.
+
+Exactness: weights are the format's own numbers. Integer formats round each 32 activations to 127 steps (KL to float32 of
+the same weights about 0.004 on the default model); bf16 weights meet float32 activations, so only the order of sums
+differs. Rows of a batch, chunks of a prefill and numbers of threads change no bit. The cache is bfloat16 unless asked:
+at 4,096 tokens it is as many bytes as all INT4 weights. It loses where there is no compiler (`why_not`), and on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from labkit.cache.contiguous import ContiguousCache
+from labkit.errors import BadRequest
+from labkit.formats import get_format, get_recipe, quantize
+from labkit.formats.tensor import QuantizedTensor
+from labkit.kernels import native
+from labkit.kernels.native_pack import Layer, Model, PackedMatrix, Step, kind_of, packed_nbytes
+from labkit.model.config import ModelConfig
+from labkit.model.decoder import Decoder, last_real
+
+HUGE_PAGE = 2**21
+
+
+class NativeLinear(nn.Module):
+    """y = x Wᵀ + b on a packed matrix: what a layer calls when layers run one by one."""
+
+    def __init__(self, matrix: PackedMatrix):
+        super().__init__()
+        self.matrix = matrix
+        self.register_buffer("blocks", matrix.blocks)  # seen, and counted once, by whoever asks a module for its bytes
+        self.register_buffer("scale", matrix.scale)
+        self.register_buffer("bias", matrix.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix.matmul(x)
+
+
+class NativeEmbedding(NativeLinear):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.matrix.rows(tokens)
+
+
+def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
+    """None where `accelerate` works for this shape and recipe here, else one sentence."""
+    formats = get_recipe(recipe)
+    for name in (formats.blocks, formats.head, formats.embedding):
+        if kind_of(name) is None:
+            return f"The native kernels have none for {name}: choose bf16, int8, int4, int4_channel or INT4/INT8 in groups of 32, 64, ..."
+    if config.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
+        return f"The native stack computes llama, mistral, qwen2 and qwen3, not {config.architecture}: use the plain decoder."
+    if config.head_dim > 512:
+        return f"The native attention holds heads of up to 512 numbers, not {config.head_dim}: use the plain decoder."
+    return native.why_not()
+
+
+def accelerate(
+    model: Decoder,
+    recipe: str = "int4",
+    *,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    quantizer: Callable[[str, Tensor, str], QuantizedTensor] | None = None,
+    consume: bool = False,
+) -> NativeDecoder:
+    """`model`'s weights, packed in a recipe's formats. `quantizer(name, weight, format)` replaces round-to-nearest.
+
+    `consume` empties the model matrix by matrix, so that two copies never exist. Raises BadRequest with the reason."""
+    reason = why_not(model.config, recipe)
+    if reason is not None:
+        raise BadRequest(reason)
+    if kv_dtype not in (torch.float32, torch.bfloat16):
+        raise BadRequest(f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those.")
+    return NativeDecoder(model, recipe, kv_dtype, quantizer or (lambda name, weight, format: quantize(weight, format)), consume)
+
+
+class NativeDecoder(Decoder):
+    """Made by `accelerate`. `recipe`, `instruction_set`; everything else as a Decoder."""
+
+    def __init__(self, model: Decoder, recipe: str, kv_dtype: torch.dtype, quantizer, consume: bool):
+        with torch.device("meta"):
+            super().__init__(model.config)
+        self.recipe, self.kv_dtype = get_recipe(recipe).name, kv_dtype
+        self.tokenizer, self.name, self.revision, self.source = model.tokenizer, model.name, model.revision, model.source
+        self._pack(model, get_recipe(recipe), quantizer, consume)
+        self._describe()
+        self.eval().requires_grad_(False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the caches made for it; activations and logits are float32."""
+        return self.kv_dtype
+
+    def _pack(self, model: Decoder, recipe, quantizer, consume: bool) -> None:
+        plan = [("embed_tokens", recipe.embedding, False)]
+        for i in range(self.config.num_layers):
+            for name in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down"):
+                plan.append((f"layers.{i}.{name}", recipe.blocks, name == "mlp.gate_up"))
+        tied = self.config.tie_embeddings and get_format(recipe.head) == get_format(recipe.embedding)
+        if not tied:
+            plan.append(("head", recipe.head, False))
+        shapes = {name: tuple(model.get_submodule(name).weight.shape) for name, _, _ in plan}
+        sizes = {name: -(-packed_nbytes(format, shapes[name], pair) // 64) * 64 for name, format, pair in plan}
+        arena, at = _huge(sum(sizes.values())), 0  # in the order in which a step reads it
+        for name, format, pair in plan:
+            module = model.get_submodule(name)
+            held = module.weight if isinstance(module.weight, QuantizedTensor) else quantizer(name, module.weight.detach(), format)
+            bias = getattr(module, "bias", None)
+            matrix = PackedMatrix(held, pair=pair, bias=bias, out=arena[at : at + sizes[name]])
+            at += sizes[name]
+            if consume and not (name == "embed_tokens" and self.config.tie_embeddings and not tied):
+                module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+            self.set_submodule(name, (NativeEmbedding if name == "embed_tokens" else NativeLinear)(matrix))
+        if tied:
+            self.head = NativeLinear(self.embed_tokens.matrix)
+            if consume:
+                model.head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.RMSNorm):
+                own = nn.RMSNorm(module.normalized_shape, module.eps)
+                own.weight = nn.Parameter(module.weight.detach().float().clone())
+                self.set_submodule(name, own)
+
+    def _describe(self) -> None:
+        """The structures that the C++ side reads; they hold addresses, so what they point to is kept here."""
+        c = self.config
+        pointer = lambda norm: None if norm is None else norm.weight.data_ptr()  # noqa: E731
+        self._layers = (Layer * c.num_layers)(*(
+            Layer(layer.attention.qkv.matrix.struct, layer.attention.o.matrix.struct, layer.mlp.gate_up.matrix.struct,
+                  layer.mlp.down.matrix.struct, pointer(layer.attn_norm), pointer(layer.mlp_norm),
+                  pointer(layer.attention.q_norm), pointer(layer.attention.k_norm))
+            for layer in self.layers))  # fmt: skip
+        self._model = Model(ctypes.addressof(self._layers), self.embed_tokens.matrix.struct, self.head.matrix.struct,
+                            pointer(self.norm), None, None, c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads,
+                            c.head_dim, c.intermediate_size, c.vocab_size, c.norm_eps)  # fmt: skip
+        self._cos = self._sin = torch.empty(0, 0)
+
+    @property
+    def instruction_set(self) -> str:
+        return native.library().instruction_set
+
+    def dequantized(self) -> Decoder:
+        """The plain float32 decoder with exactly the numbers held here: the oracle of tests and of a KL."""
+        plain = Decoder(self.config)
+        with torch.no_grad():
+            for name, module in self.named_modules():
+                if isinstance(module, NativeLinear):
+                    plain.get_submodule(name).weight = nn.Parameter(module.matrix.unpacked())
+                    if getattr(plain.get_submodule(name), "bias", None) is not None:
+                        plain.get_submodule(name).bias.copy_(self.bias_of(module))
+                elif isinstance(module, nn.RMSNorm):
+                    plain.get_submodule(name).weight.copy_(module.weight)
+        plain.tokenizer, plain.name, plain.revision = self.tokenizer, self.name, self.revision
+        return plain.eval().requires_grad_(False)
+
+    def bias_of(self, module: NativeLinear) -> Tensor:
+        """The bias in the order of the rows: what the matrix gives for zeros."""
+        return module(torch.zeros(1, module.matrix.shape[1]))[0]
+
+    def _apply(self, fn, recurse=True):
+        """Formats are what they are and the kernels know addresses: `.to(dtype)` changes nothing, another device is refused."""
+        moved = fn(torch.empty(0))
+        if moved.device.type != "cpu":
+            raise BadRequest(f"A native decoder lives on the CPU and cannot move to {moved.device}: load the plain model there.")
+        return self
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache=None,
+        counts: Sequence[int] | None = None,
+        last_only: bool = False,
+        return_hidden: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As Decoder.forward; logits float32. Logits of padding are zeros in one call."""
+        if not self._in_one_call(tokens, cache):
+            hidden = self.hidden_states(tokens, cache, counts)
+            logits = self.head(last_real(hidden, counts) if last_only else hidden)
+            return (logits, hidden) if return_hidden else logits
+        B, T = tokens.shape
+        rows = tokens.tolist()
+        flat = [token for row in rows for token in row]
+        if min(flat) < 0 or max(flat) >= self.config.vocab_size:
+            raise BadRequest(f"token ids from {min(flat)} to {max(flat)} were given: this vocabulary holds 0 to {self.config.vocab_size - 1}.")
+        if cache is None:
+            cache = ContiguousCache(self.config.kv_shape, batch=B, capacity=T, dtype=self.kv_dtype)
+        starts = cache.lengths
+        cache.advance(T, counts)
+        self._turns(cache.length)
+        logits = torch.empty(B, 1 if last_only else T, self.config.vocab_size)
+        hidden = torch.empty(B, T, self.config.hidden_size) if return_hidden else None
+        if counts is None:
+            index = None
+            row = [b for b in range(B) for _ in range(T)]
+            position = [start + t for start in starts for t in range(T)]
+            at = [b if t == T - 1 else -1 for b in range(B) for t in range(T)] if last_only else range(B * T)
+        else:
+            index = [(b, t) for b in range(B) for t in range(counts[b])]
+            flat = [rows[b][t] for b, t in index]
+            row = [b for b, _ in index]
+            position = [starts[b] + t for b, t in index]
+            at = [b if t == counts[b] - 1 else -1 for b, t in index] if last_only else [b * T + t for b, t in index]
+            logits.zero_()
+        packed = hidden if index is None or hidden is None else torch.empty(len(index), self.config.hidden_size)
+        self._call(cache, flat, row, position, at, logits, packed)
+        if index is not None and hidden is not None:
+            hidden.zero_()
+            hidden[[b for b, _ in index], [t for _, t in index]] = packed
+        return (logits, hidden) if return_hidden else logits
+
+    def hidden_states(self, tokens: Tensor, cache=None, counts: Sequence[int] | None = None) -> Tensor:
+        """Layer by layer, through the cache's contract: for caches that the one call does not read."""
+        if cache is not None and cache.dtype != torch.float32:
+            cache = InDtype(cache)
+        return super().hidden_states(tokens, cache, counts)
+
+    def _in_one_call(self, tokens: Tensor, cache) -> bool:
+        if tokens.dim() != 2 or tokens.numel() == 0:
+            return False  # refused by the plain path, in its words
+        longest = (0 if cache is None else cache.length) + tokens.shape[1]
+        rope = self.config.rope
+        if rope.kind == "dynamic" and longest > rope.original_positions:
+            return False  # frequencies change with the length: no table
+        if cache is None:
+            return True
+        return (
+            type(cache) is ContiguousCache
+            and cache.batch == tokens.shape[0]
+            and cache.device.type == "cpu"
+            and cache.dtype in (torch.float32, torch.bfloat16)
+            and not any(layer.sinks or layer.shared_with is not None for layer in cache.shape.layers)
+        )
+
+    def _turns(self, length: int) -> None:
+        """cos and sin of positions 0 .. length, [positions, D/2], grown by doubling."""
+        if self._cos.shape[0] <= length:
+            size, half = max(512, 1 << length.bit_length()), self.config.head_dim // 2
+            with torch.inference_mode(False):
+                cos, sin = self.rotary(torch.arange(size)[None], (size - 1,), torch.float32)  # [1, 1, S, D]
+            self._cos, self._sin = cos[0, 0, :, half:].contiguous(), sin[0, 0, :, half:].contiguous()
+            self._model.cos, self._model.sin = self._cos.data_ptr(), self._sin.data_ptr()
+
+    def _call(self, cache: ContiguousCache, ids, row, position, at, logits: Tensor, hidden: Tensor | None) -> None:
+        N, L = len(ids), self.config.num_layers
+        ints = ctypes.c_int32 * N
+        keys = (ctypes.c_void_p * L)(*(t.data_ptr() for t in cache.keys))
+        values = (ctypes.c_void_p * L)(*(t.data_ptr() for t in cache.values))
+        windows = (ctypes.c_int32 * L)(*(layer.window or 0 for layer in cache.shape.layers))
+        arrays = ((ctypes.c_int64 * N)(*ids), ints(*row), ints(*position), ints(*at), windows, keys, values)
+        step = Step(*(ctypes.addressof(a) for a in arrays), logits.data_ptr(), None if hidden is None else hidden.data_ptr(),
+                    N, cache.slots, int(cache.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
+        if native.library().lk_forward(ctypes.byref(self._model), ctypes.byref(step)):
+            raise MemoryError(f"No memory for the activations of {N} tokens.")
+
+
+class InDtype:
+    """A cache seen by float32 layers: what they give and ask for is converted to and from its dtype."""
+
+    def __init__(self, cache):
+        self.cache = cache
+
+    def advance(self, num_tokens: int, counts=None) -> Tensor:
+        return self.cache.advance(num_tokens, counts)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.cache.lengths
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).float()
+
+
+def _huge(size: int) -> Tensor:
+    """Memory for all weights in one piece, on huge pages where the system grants them: fewer address look-ups."""
+    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE
+    piece = whole[start : start + size]
+    try:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(size), 14)  # MADV_HUGEPAGE
+    except (AttributeError, OSError, TypeError):
+        pass  # not Linux: ordinary pages
+    return piece
