@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 
 from labkit.model.decoder import Decoder
 from labkit.model.names import to_hf_state_dict
@@ -105,3 +107,49 @@ def write_gguf(path, model, type="F32", tokenizer=None, divisors=None, **extra):
 @pytest.fixture(name="write_gguf", scope="session")
 def write_gguf_fixture():
     return write_gguf
+
+
+CORPUS = [
+    "def add(a, b):\n    return a + b  # 12345 things, isn't it?\n\n\n\treturn  x\r\n",
+    "The quick brown fox's 2 dogs ÄÖÜ straße naïve — “quoted” … 数据 日本語 🙂👍🏽 ½ ٣٤٥",
+    "I'LL can't we've 1000000 $3.50 <= => ~|~ a_b __init__ !!! \u00a0 x",
+]
+TEXTS = [
+    *CORPUS,
+    "",
+    " ",
+    "   ",
+    "\n",
+    "\n\n x",
+    "hello",
+    " hello",
+    "a  b   c",
+    "½²३",
+    "e\u0301",
+    "🙂",
+    "x<|end|>y",
+    "1 22 333 4444",
+]
+SPECIAL = ["<|end|>", "<|user|>", "<s>"]
+
+
+def train_byte_level(pre=None) -> Backend:
+    """A small byte-level BPE, the same every time."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False, special_tokens=[])
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIAL])
+    return backend
+
+
+@pytest.fixture(name="train_byte_level", scope="session")
+def train_byte_level_fixture():
+    return train_byte_level
+
+
+@pytest.fixture(scope="session")
+def texts():
+    return TEXTS
