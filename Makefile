@@ -60,8 +60,9 @@ bench: install ## Measure decoding on this machine
 
 install: $(STAMP)
 
-# The mark says that an installation is under way, and which process it is (pip may outlive make). One that was killed leaves it behind, perhaps with half a
-# package that pip would take for whole: then .venv is made anew (pip keeps what it had downloaded).
+# The mark says that an installation is under way, and which process it is (pip may outlive make). One that
+# was killed leaves it behind, perhaps with half a package that pip would take for whole: then .venv is made
+# anew (pip keeps what it had downloaded). One that failed by itself does not, and is taken up where it was.
 # The Pythons are tried in order; one too old, or a pyenv shim with no version behind it, is passed over.
 $(STAMP):
 	@if [ -f $(MARK) ]; then \
@@ -84,7 +85,7 @@ $(STAMP):
 	  rm -rf $(VENV); exit 1; }
 	@echo "Installing labkit and what it needs into $(VENV) (the first time takes minutes, mostly for torch) ..."
 	@sh -c 'echo $$$$ > $(MARK); exec $(BIN)/python -m pip install $(PIP_ARGS) -e ".[lab,test]"' \
-	  || { rm -f $(MARK); exit 1; }
+	  || { [ $$? -ge 128 ] || rm -f $(MARK); exit 1; }
 	@rm -f $(VENV)/.installed-* $(MARK) && touch $@
 
 clean: ## Remove .venv, results of runs and build leftovers (models stay in the cache folder)
