@@ -17,8 +17,10 @@ from labkit.plan.predict import predict
 from labkit.plan.time import step_cost
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TEXT = ("The quick answer to a slow question is often a measurement. Before the engineers changed a single line, "
-        "they wrote down what they expected to see, and why; then they ran it twice, in turns, on the same machine. ")
+TEXT = (
+    "The quick answer to a slow question is often a measurement. Before the engineers changed a single line, "
+    "they wrote down what they expected to see, and why; then they ran it twice, in turns, on the same machine. "
+)
 
 
 def load(model, recipe: str, device="cpu"):
@@ -29,8 +31,9 @@ def load(model, recipe: str, device="cpu"):
     try:
         from labkit.quant import quantize_model
     except ImportError:
-        raise BadRequest(f"recipe {recipe!r} needs labkit.quant, which is not in this installation; "
-                         "choose fp32, bf16 or fp16.") from None
+        raise BadRequest(
+            f"recipe {recipe!r} needs labkit.quant, which is not in this installation; choose fp32, bf16 or fp16."
+        ) from None
     loaded = load_model(model, dtype=torch.bfloat16, device=device)
     quantized = quantize_model(loaded, name)
     return quantized if isinstance(quantized, torch.nn.Module) else loaded
@@ -46,8 +49,9 @@ def prompt_ids(decoder, count: int) -> list[int]:
     return ids[:count]
 
 
-def labkit_arm(decoder, recipe: str, prompt_tokens: int, new_tokens: int, *, device="cpu", threads=None,
-               predicted: bool = True) -> Arm:
+def labkit_arm(
+    decoder, recipe: str, prompt_tokens: int, new_tokens: int, *, device="cpu", threads=None, predicted: bool = True
+) -> Arm:
     """labkit's own loop, with what a step reads and, for the plain dtypes, what the microbenchmarks predict."""
     shape = resolve(decoder.config)
     plain = get_recipe(recipe).name in DTYPES
@@ -55,8 +59,9 @@ def labkit_arm(decoder, recipe: str, prompt_tokens: int, new_tokens: int, *, dev
     cost = step_cost(shape, 1, 1, prompt_tokens + new_tokens // 2, recipe, kv_format)
     ttft = tpot = None
     if predicted and plain and not shape.num_experts:
-        times = measure_operators(shape, DTYPES[get_recipe(recipe).name], device=device, threads=threads,
-                                  max_rows=prompt_tokens, max_batch=1)
+        times = measure_operators(
+            shape, DTYPES[get_recipe(recipe).name], device=device, threads=threads, max_rows=prompt_tokens, max_batch=1
+        )
         guess = predict(shape, times, prompt_tokens=prompt_tokens, new_tokens=max(new_tokens, 2))
         ttft, tpot = guess.ttft_s, guess.tpot_s
 

@@ -15,33 +15,53 @@ from labkit.errors import BadRequest
 from labkit.measure.bandwidth import read_bandwidth, using_threads
 
 
-def run(model="default", formats: Sequence[str] = ("fp32", "bf16"), peers: Sequence[str] = (), threads: int | None = None,
-        prompt_tokens: int = 128, new_tokens: int = 128, repeats: int = 3, device="cpu", predicted: bool = True,
-        on_progress: Callable[[str], None] | None = None) -> dict:
+def run(
+    model="default",
+    formats: Sequence[str] = ("fp32", "bf16"),
+    peers: Sequence[str] = (),
+    threads: int | None = None,
+    prompt_tokens: int = 128,
+    new_tokens: int = 128,
+    repeats: int = 3,
+    device="cpu",
+    predicted: bool = True,
+    on_progress: Callable[[str], None] | None = None,
+) -> dict:
     """The keys of the command `bench decode`, and `prompt_tokens`, `new_tokens`, intervals and predictions."""
     check(formats, prompt_tokens, new_tokens, repeats)
     others.check(peers)
     with using_threads(threads) as used:
         bandwidth = read_bandwidth(device, used)
         built, prompt = build(model, formats, peers, prompt_tokens, new_tokens, used, device, predicted, on_progress)
-        runs = compare(built, prompt, new_tokens, repeats, device,
-                       lambda i: on_progress and on_progress(f"round {i} of {repeats}"))
+        runs = compare(
+            built, prompt, new_tokens, repeats, device, lambda i: on_progress and on_progress(f"round {i} of {repeats}")
+        )
     result = report(built, runs, "tpot_s", 1)
     for arm in built:
         entry = result["arms"][arm.name]
         seconds = entry["tpot_ms"] / 1000
         entry["bandwidth_share"] = None if arm.bytes_per_step is None else arm.bytes_per_step / seconds / bandwidth
         entry["roofline_tpot_ms"] = None if arm.bytes_per_step is None else 1000 * arm.bytes_per_step / bandwidth
-    return {**result, "bandwidth_gb_s": bandwidth / 1e9, "threads": used, "device": str(device), "model": str(model),
-            "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "repeats": repeats}
+    return {
+        **result,
+        "bandwidth_gb_s": bandwidth / 1e9,
+        "threads": used,
+        "device": str(device),
+        "model": str(model),
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
+        "repeats": repeats,
+    }
 
 
 def check(formats, prompt_tokens: int, new_tokens: int, repeats: int) -> None:
     for name in formats:
         own.get_recipe(name)
     if prompt_tokens < 1 or new_tokens < 2 or repeats < 1:
-        raise BadRequest(f"{prompt_tokens} prompt tokens, {new_tokens} new ones and {repeats} repeats time nothing; "
-                         "give at least 1, 2 and 1.")
+        raise BadRequest(
+            f"{prompt_tokens} prompt tokens, {new_tokens} new ones and {repeats} repeats time nothing; "
+            "give at least 1, 2 and 1."
+        )
 
 
 def build(model, formats, peers, prompt_tokens, new_tokens, threads, device, predicted, on_progress):
@@ -53,8 +73,11 @@ def build(model, formats, peers, prompt_tokens, new_tokens, threads, device, pre
             on_progress(f"loading {name}")
         decoder = own.load(model, name, device)
         prompt = prompt or own.prompt_ids(decoder, prompt_tokens)
-        built.append(own.labkit_arm(decoder, name, prompt_tokens, new_tokens, device=device, threads=threads,
-                                    predicted=predicted))
+        built.append(
+            own.labkit_arm(
+                decoder, name, prompt_tokens, new_tokens, device=device, threads=threads, predicted=predicted
+            )
+        )
     for name in peers:
         if on_progress:
             on_progress(f"loading {name}")
@@ -68,18 +91,32 @@ def report(built: Sequence[Arm], runs: dict, what: str, tokens: int) -> dict:
     seconds = {name: [getattr(run, what) for run in kept] for name, kept in runs.items()}
     pairs = ratios(seconds)
     first = runs[built[0].name]
-    result: dict = {"arms": {}, "ratios": {pair: ratio.value for pair, ratio in pairs.items()},
-                    "ratio_intervals": {pair: [ratio.low, ratio.high] for pair, ratio in pairs.items()}}
+    result: dict = {
+        "arms": {},
+        "ratios": {pair: ratio.value for pair, ratio in pairs.items()},
+        "ratio_intervals": {pair: [ratio.low, ratio.high] for pair, ratio in pairs.items()},
+    }
     for arm in built:
         middle, low, high = summary(seconds[arm.name])
         ttft, ttft_low, ttft_high = summary([run.ttft_s for run in runs[arm.name]])
-        entry = {"tok_s": tokens / middle, "tok_s_low": tokens / high, "tok_s_high": tokens / low,
-                 "ttft_ms": 1000 * ttft, "ttft_ms_low": 1000 * ttft_low, "ttft_ms_high": 1000 * ttft_high,
-                 "predicted_ttft_ms": _ms(arm.predicted_ttft_s),
-                 "same_first_tokens": agreement(runs[arm.name], first), "note": arm.note}
+        entry = {
+            "tok_s": tokens / middle,
+            "tok_s_low": tokens / high,
+            "tok_s_high": tokens / low,
+            "ttft_ms": 1000 * ttft,
+            "ttft_ms_low": 1000 * ttft_low,
+            "ttft_ms_high": 1000 * ttft_high,
+            "predicted_ttft_ms": _ms(arm.predicted_ttft_s),
+            "same_first_tokens": agreement(runs[arm.name], first),
+            "note": arm.note,
+        }
         if what == "tpot_s":
-            entry |= {"tpot_ms": 1000 * middle, "tpot_ms_low": 1000 * low, "tpot_ms_high": 1000 * high,
-                      "predicted_tpot_ms": _ms(arm.predicted_tpot_s)}
+            entry |= {
+                "tpot_ms": 1000 * middle,
+                "tpot_ms_low": 1000 * low,
+                "tpot_ms_high": 1000 * high,
+                "predicted_tpot_ms": _ms(arm.predicted_tpot_s),
+            }
         result["arms"][arm.name] = entry
     return result
 
@@ -94,11 +131,22 @@ def _shown(value: float | None, form: str = ".2f") -> str:
 
 def render(result: dict) -> str:
     """The result as a table for people."""
-    rows = [(name, _shown(a["tok_s"], ".1f"), _shown(a["tpot_ms"]),
-             f"{_shown(a['tpot_ms_low'])}-{_shown(a['tpot_ms_high'])}", _shown(a["predicted_tpot_ms"]),
-             _shown(a["bandwidth_share"], ".0%"), _shown(a["ttft_ms"], ".1f"), _shown(a["predicted_ttft_ms"], ".1f"))
-            for name, a in result["arms"].items()]
-    head = (f"decode: {result['prompt_tokens']} prompt tokens, {result['new_tokens']} new, {result['threads']} threads on "
-            f"{result['device']}, {result['repeats']} rounds; read-only bandwidth {result['bandwidth_gb_s']:.1f} GB/s")
+    rows = [
+        (
+            name,
+            _shown(a["tok_s"], ".1f"),
+            _shown(a["tpot_ms"]),
+            f"{_shown(a['tpot_ms_low'])}-{_shown(a['tpot_ms_high'])}",
+            _shown(a["predicted_tpot_ms"]),
+            _shown(a["bandwidth_share"], ".0%"),
+            _shown(a["ttft_ms"], ".1f"),
+            _shown(a["predicted_ttft_ms"], ".1f"),
+        )
+        for name, a in result["arms"].items()
+    ]
+    head = (
+        f"decode: {result['prompt_tokens']} prompt tokens, {result['new_tokens']} new, {result['threads']} threads on "
+        f"{result['device']}, {result['repeats']} rounds; read-only bandwidth {result['bandwidth_gb_s']:.1f} GB/s"
+    )
     body = table(("arm", "tok/s", "TPOT ms", "interval", "predicted", "of bandwidth", "TTFT ms", "predicted"), rows)
     return "\n".join([head, body, "ratios of tok/s, paired by round:", ratio_lines(result)])

@@ -45,8 +45,14 @@ class Arm:
     note: str = ""
 
 
-def compare(arms: Sequence[Arm], prompt: Sequence[int], new_tokens: int, repeats: int, device="cpu",
-            on_round: Callable[[int], None] | None = None) -> dict[str, list[Run]]:
+def compare(
+    arms: Sequence[Arm],
+    prompt: Sequence[int],
+    new_tokens: int,
+    repeats: int,
+    device="cpu",
+    on_round: Callable[[int], None] | None = None,
+) -> dict[str, list[Run]]:
     """Every arm `repeats` times, interleaved; only the runs that count are returned."""
     names = [arm.name for arm in arms]
     if len(set(names)) != len(names) or not names:
@@ -57,9 +63,12 @@ def compare(arms: Sequence[Arm], prompt: Sequence[int], new_tokens: int, repeats
         def call():
             run = arm.run(prompt, new_tokens)
             if len(run.tokens) != new_tokens or len(run.times_s) != new_tokens:
-                raise RuntimeError(f"arm {arm.name} emitted {len(run.tokens)} tokens where {new_tokens} were asked for; "
-                                   "its time cannot be compared.")
+                raise RuntimeError(
+                    f"arm {arm.name} emitted {len(run.tokens)} tokens where {new_tokens} were asked for; "
+                    "its time cannot be compared."
+                )
             runs[arm.name].append(run)
+
         return call
 
     interleave({arm.name: once(arm) for arm in arms}, repeats=repeats, warmup=1, device=device, on_round=on_round)
@@ -67,9 +76,13 @@ def compare(arms: Sequence[Arm], prompt: Sequence[int], new_tokens: int, repeats
 
 
 def ratios(seconds: dict[str, Sequence[float]]) -> dict[str, Ratio]:
-    """"A/B": how many times the tok/s of B the arm A reached, paired by round, for every ordered pair."""
-    return {f"{a}/{b}": median_ratio([y / x for x, y in zip(seconds[a], seconds[b], strict=True)])
-            for a in seconds for b in seconds if a != b}
+    """ "A/B": how many times the tok/s of B the arm A reached, paired by round, for every ordered pair."""
+    return {
+        f"{a}/{b}": median_ratio([y / x for x, y in zip(seconds[a], seconds[b], strict=True)])
+        for a in seconds
+        for b in seconds
+        if a != b
+    }
 
 
 def summary(timing: Sequence[float]) -> tuple[float, float, float]:
@@ -89,8 +102,10 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(str(row[i])) for row in [headers, *rows]) for i in range(len(headers))]
     lines = []
     for row in [headers, *rows]:
-        cells = [str(cell).ljust(width) if i == 0 else str(cell).rjust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths))]
+        cells = [
+            str(cell).ljust(width) if i == 0 else str(cell).rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

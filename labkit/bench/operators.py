@@ -27,11 +27,18 @@ from labkit.plan.shapes import ModelShape
 ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
 KEYS = (16, 256, 1024)
 BATCHES = (1, 4, 16)
-BUDGET_S = 0.12                       # seconds for the repeats of one size
+BUDGET_S = 0.12  # seconds for the repeats of one size
 
 
-def measure_operators(model: ModelShape, dtype: torch.dtype = torch.float32, *, device="cpu",
-                      threads: int | None = None, max_rows: int = 1024, max_batch: int = 16) -> OperatorTimes:
+def measure_operators(
+    model: ModelShape,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device="cpu",
+    threads: int | None = None,
+    max_rows: int = 1024,
+    max_batch: int = 16,
+) -> OperatorTimes:
     """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most."""
     shapes = fused_products(model)
     rows = [r for r in ROWS if r <= max(max_rows, 1)] or [1]
@@ -41,13 +48,19 @@ def measure_operators(model: ModelShape, dtype: torch.dtype = torch.float32, *, 
         head = _linear(model.vocab_size, model.hidden_size, dtype, device)
         return OperatorTimes(
             products=_curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device),
-            head=_curve([b for b in ROWS if b <= max_batch] or [1],
-                        lambda b: _call(head, torch.randn(b, 1, model.hidden_size, device=device, dtype=dtype)), 1, device),
+            head=_curve(
+                [b for b in ROWS if b <= max_batch] or [1],
+                lambda b: _call(head, torch.randn(b, 1, model.hidden_size, device=device, dtype=dtype)),
+                1,
+                device,
+            ),
             glue=_curve(rows, lambda r: _glue(model, r, dtype, device), 1, device),
-            decode_attention={b: _curve(KEYS, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device)
-                              for b in batches},
+            decode_attention={
+                b: _curve(KEYS, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device) for b in batches
+            },
             prefill_attention=_curve(KEYS, lambda t: _attention(model, 1, t, t, dtype, device), None, device),
-            step=_curve(rows, lambda r: _step(model, r, dtype, device), 1, device))
+            step=_curve(rows, lambda r: _step(model, r, dtype, device), 1, device),
+        )
 
 
 def seconds(call: Callable[[], object], device="cpu") -> float:
@@ -93,14 +106,16 @@ def _linear(rows: int, columns: int, dtype, device) -> nn.Linear:
 
 def _products(layers, rows: int, dtype, device):
     """Decode sees [rows, 1, E], prefill [1, rows, E]; the library treats both as a matrix of `rows` rows."""
-    layers = layers if rows <= 64 else layers[:3]             # many rows use each weight often: no need to be cold
-    inputs = {linear.in_features: torch.randn(rows, 1, linear.in_features, device=device, dtype=dtype)
-              for linear in layers[0]}
+    layers = layers if rows <= 64 else layers[:3]  # many rows use each weight often: no need to be cold
+    inputs = {
+        linear.in_features: torch.randn(rows, 1, linear.in_features, device=device, dtype=dtype) for linear in layers[0]
+    }
 
     def call():
         for layer in layers:
             for linear in layer:
                 linear(inputs[linear.in_features])
+
     return call, len(layers)
 
 
@@ -125,6 +140,7 @@ def _glue(model: ModelShape, rows: int, dtype, device):
         gate, up = gate_up.chunk(2, dim=-1)
         F.silu(gate) * up
         return x + y
+
     return call
 
 
@@ -133,8 +149,9 @@ def _attention(model: ModelShape, batch: int, tokens: int, keys: int, dtype, dev
     kv = model.kv.layers[0]
     per_layer = max(1, 2 * batch * keys * kv.num_kv_heads * kv.head_dim * dtype.itemsize)
     layers = min(model.num_layers, _copies(per_layer), max(1, 2**28 // per_layer))
-    cache = ContiguousCache(KVShape.uniform(layers, kv.num_kv_heads, kv.head_dim), batch=batch, capacity=keys,
-                            dtype=dtype, device=device)
+    cache = ContiguousCache(
+        KVShape.uniform(layers, kv.num_kv_heads, kv.head_dim), batch=batch, capacity=keys, dtype=dtype, device=device
+    )
     queries = torch.randn(batch, model.num_heads, tokens, kv.head_dim, device=device, dtype=dtype)
     new = torch.randn(batch, kv.num_kv_heads, tokens, kv.head_dim, device=device, dtype=dtype)
     if keys > tokens:
@@ -146,6 +163,7 @@ def _attention(model: ModelShape, batch: int, tokens: int, keys: int, dtype, dev
         for layer in range(layers):
             cache.append(layer, new, new)
             cache.attend(layer, queries)
+
     return call, layers
 
 
@@ -162,4 +180,5 @@ def _step(model: ModelShape, rows: int, dtype, device):
         angles[positions], angles[positions]
         norm(table(tokens))
         torch.tensor(logits.argmax(-1).tolist(), device=device)
+
     return call

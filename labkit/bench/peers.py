@@ -15,8 +15,13 @@ from pathlib import Path
 from labkit.bench.harness import Arm, Run
 from labkit.errors import BadRequest
 
-PACKAGES = {"transformers": "transformers", "transformers-bf16": "transformers", "llama.cpp": "llama_cpp",
-            "llama.cpp-q4_0": "llama_cpp", "torchao": "torchao"}
+PACKAGES = {
+    "transformers": "transformers",
+    "transformers-bf16": "transformers",
+    "llama.cpp": "llama_cpp",
+    "llama.cpp-q4_0": "llama_cpp",
+    "torchao": "torchao",
+}
 
 
 def check(names: Sequence[str]) -> None:
@@ -25,8 +30,10 @@ def check(names: Sequence[str]) -> None:
         if name not in PACKAGES:
             raise BadRequest(f"peer {name!r} is not known; choose from {', '.join(PACKAGES)}.")
         if find_spec(PACKAGES[name]) is None:
-            raise BadRequest(f"peer {name!r} needs the package {PACKAGES[name]}, which is not installed; "
-                             "run `make peers` or leave it out.")
+            raise BadRequest(
+                f"peer {name!r} needs the package {PACKAGES[name]}, which is not installed; "
+                "run `make peers` or leave it out."
+            )
 
 
 def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") -> Arm:
@@ -45,12 +52,14 @@ def folder_of(model: str) -> Path:
         return path
     from labkit.assets import find
     from labkit.model.load import converted
+
     return converted(find(str(model)).name)
 
 
 def _transformers(name: str, model: str, device) -> Arm:
     import torch
     from transformers import AutoModelForCausalLM
+
     dtype = torch.bfloat16 if name.endswith("bf16") else torch.float32
     decoder = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=dtype).to(device).eval()
     return Arm(name, _generate_with(decoder, device), note=f"model.generate, {str(dtype).removeprefix('torch.')}")
@@ -80,10 +89,19 @@ def _generate_with(decoder, device):
         stamps = _Stamps()
         start = time.perf_counter()
         with torch.inference_mode():
-            out = decoder.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-                                   do_sample=False, streamer=stamps, pad_token_id=0, use_cache=True)
-        tokens = tuple(out[0, ids.shape[1]:].tolist())
+            out = decoder.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                streamer=stamps,
+                pad_token_id=0,
+                use_cache=True,
+            )
+        tokens = tuple(out[0, ids.shape[1] :].tolist())
         return Run(tokens, tuple(at - start for at in stamps.times))
+
     return run
 
 
@@ -92,6 +110,7 @@ def _torchao(model: str, device) -> Arm:
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
     from transformers import AutoModelForCausalLM
+
     decoder = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=torch.bfloat16).to(device).eval()
     quantize_(decoder, Int8WeightOnlyConfig())
     return Arm("torchao", _generate_with(decoder, device), note="transformers, int8 weight only, head in bf16")
@@ -101,6 +120,7 @@ def _gguf_of(model: str) -> Path:
     if str(model).endswith(".gguf"):
         return Path(model)
     from labkit.assets import asset_path
+
     path = Path(asset_path(str(model)))
     if path.suffix != ".gguf":
         raise BadRequest(f"{model} has no GGUF file for llama.cpp; give a .gguf file, or leave that peer out.")
@@ -109,6 +129,7 @@ def _gguf_of(model: str) -> Path:
 
 def _llama_cpp(name: str, model: str, context: int, threads: int) -> Arm:
     import llama_cpp
+
     path = _gguf_of(model)
     if name.endswith("q4_0"):
         path = _requantised(path)
@@ -123,12 +144,14 @@ def _llama_cpp(name: str, model: str, context: int, threads: int) -> Arm:
             if len(tokens) == count:
                 break
         return Run(tuple(tokens), tuple(times))
+
     return Arm(name, run, bytes_per_step=float(path.stat().st_size), note=path.name)
 
 
 def _requantised(path: Path) -> Path:
     """The same model in Q4_0, made once and kept beside labkit's other derived files."""
     import llama_cpp
+
     from labkit.assets import derived
 
     def build(folder: Path) -> None:
@@ -138,4 +161,5 @@ def _requantised(path: Path) -> Path:
         out = str(folder / "q4_0.gguf").encode()
         if llama_cpp.llama_model_quantize(str(path).encode(), out, parameters):
             raise RuntimeError(f"llama.cpp could not requantise {path.name}.")
+
     return Path(derived(f"{path.stem}-q4_0", build)) / "q4_0.gguf"

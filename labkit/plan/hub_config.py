@@ -9,54 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import BadRequest
+from labkit.plan.architectures import ARCHITECTURES, Architecture
 from labkit.plan.kv import KVShape, LayerKV
 from labkit.plan.shapes import Matrix, ModelShape
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """What an architecture adds to a plain Llama."""
-
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    norms: int = 2                       # per layer, of hidden size
-    norm_bias: bool = False
-    gated: bool = True
-    tied: bool = False                   # where the config does not say
-    experts: bool = False
-    expert_bias: bool = False
-    sinks: bool = False                  # one learned logit a head
-    alternating: int = 0                 # every n-th layer is full, the others windowed, where the config has no list
-    positions: bool = False              # learned position embedding
-    defaults: tuple[tuple[str, object], ...] = ()
-
-
-_GEMMA3 = (("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256), ("vocab_size", 262208),
-           ("sliding_window", 4096))
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
-    "mistral": Architecture(),
-    "phi3": Architecture(),
-    "qwen2": Architecture(qkv_bias=True),
-    "qwen3": Architecture(qk_norm=True),
-    "gemma": Architecture(tied=True, defaults=(("head_dim", 256),)),
-    "gemma2": Architecture(tied=True, norms=4, alternating=2, defaults=(("head_dim", 256), ("sliding_window", 4096))),
-    "gemma3_text": Architecture(tied=True, norms=4, qk_norm=True, alternating=6, defaults=_GEMMA3),
-    "mixtral": Architecture(experts=True),
-    "qwen2_moe": Architecture(qkv_bias=True, experts=True),
-    "qwen3_moe": Architecture(qk_norm=True, experts=True),
-    "deepseek_v2": Architecture(experts=True),
-    "deepseek_v3": Architecture(experts=True),
-    "gpt_oss": Architecture(qkv_bias=True, o_bias=True, experts=True, expert_bias=True, sinks=True, alternating=2),
-    "gpt2": Architecture(qkv_bias=True, o_bias=True, mlp_bias=True, norm_bias=True, gated=False, tied=True,
-                         positions=True),
-}
 _OTHER_NAMES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral"}
 _GPT2_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
               "n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
@@ -64,14 +23,14 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def read_config(source: Mapping | str | Path) -> dict:
-    """A config as a dict, from a dict, a config.json, or the folder it lies in; a multimodal one yields its text part."""
+    """A config as a dict, from a dict, a config.json, or its folder; of a multimodal one the text part."""
     if not isinstance(source, Mapping):
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
         try:
             source = json.loads(path.read_text(encoding="utf-8"))
         except OSError:
-            raise BadRequest(f"{path} cannot be read; give a model's config.json or the folder that holds it.") from None
+            raise BadRequest(f"{path} cannot be read; give a model's config.json or its folder.") from None
         except ValueError:
             raise BadRequest(f"{path} is not JSON; give the config.json of a model.") from None
         if not isinstance(source, dict):
@@ -121,8 +80,8 @@ class Fields:
             return self.number("head_dim")
         hidden, heads = self.number("hidden_size"), self.number("num_attention_heads")
         if hidden % heads:
-            raise BadRequest(f"hidden_size {hidden} does not divide by {heads} heads and the config states no head_dim; "
-                             "add head_dim to it.")
+            raise BadRequest(f"hidden_size {hidden} does not divide by {heads} heads and head_dim is not stated; "
+                             "add head_dim to the config.")
         return hidden // heads
 
     @property

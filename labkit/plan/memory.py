@@ -130,8 +130,8 @@ def render(result: dict) -> str:
     per_token = result["kv_bytes_per_token"]
     rows = [
         ("weights", result["weight_bytes"], f"{result['recipe']}, {result['bits_per_weight']:.2f} bits a weight"),
-        ("KV cache", result["kv_bytes"], f"{result['sequences']} x {result['tokens']:,} tokens in {result['kv_format']}, "
-                                         f"{per_token:,.10g} B per further token"),
+        ("KV cache", result["kv_bytes"], f"{result['sequences']} x {result['tokens']:,} tokens in "
+                                         f"{result['kv_format']}, {per_token:,.10g} B per further token"),
         (f"  in pages of {PAGE_TOKENS}", result["kv_bytes_paged"], "what a paged cache takes instead"),
         ("activations", result["activation_bytes"], f"one prefill chunk (at most {PREFILL_CHUNK}) or one decode step"),
         ("logits", result["logit_bytes"], "model dtype and a float32 copy"),

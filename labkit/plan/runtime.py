@@ -32,7 +32,7 @@ class Runtime:
 
 def runtime_bytes(model: ModelShape, tokens: int, sequences: int = 1, dtype: str = "bf16", *, past: int = 0,
                   all_logits: bool = False, scores: bool = False) -> Runtime:
-    """Bytes alive at the peak of one forward pass of `tokens` tokens in each of `sequences` rows after `past` tokens."""
+    """Bytes alive at the peak of one forward pass: `tokens` tokens in each of `sequences` rows after `past` others."""
     number = NUMBER_BYTES.get(dtype, 2)
     rows = tokens * sequences
     attention = max(_attention_width(model, i) for i in range(model.num_layers))
