@@ -90,7 +90,7 @@ def test_a_run_leaves_notebook_results_and_no_temporary_file(tmp_path, run):
     assert report.ok, report.notebooks
     assert set(report.as_dict()) == {"ok", "seconds", "notebooks"}
     assert {"name", "ok", "seconds"} <= set(report.as_dict()["notebooks"][0])
-    assert progress.seen[0] == "01_good" and progress.seen[-1] is None and (5, 5) in progress.seen
+    assert progress.seen[0] == "01_good" and progress.seen[-1] is None and (4, 4) in progress.seen
     notebook = nbformat.read(tmp_path / "runs" / "standard" / "01_good.ipynb", as_version=4)
     text = printed(notebook)
     assert text.startswith(f"{sys.executable} standard 1 1"), "whatever kernel the metadata names"
@@ -135,7 +135,7 @@ def test_tags_that_papermill_does_not_honour_are_refused(tmp_path, tag):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[2].metadata["tags"] = [tag]
     nbformat.write(notebook, path)
-    with pytest.raises(BadRequest, match=f"cell 3 is tagged '{tag}'"):
+    with pytest.raises(BadRequest, match=f"cell 2 is tagged '{tag}'"):
         check_notebook(path, {})
 
 
@@ -179,7 +179,7 @@ def test_failures_are_named_and_the_other_notebooks_still_run(tmp_path, run):
     report = run()
     assert not report.ok
     errors = {notebook.name: notebook.error for notebook in report.notebooks}
-    assert "cell 4" in errors["01_raises"] and "ValueError: the reason" in errors["01_raises"]
+    assert "cell 3" in errors["01_raises"] and "ValueError: the reason" in errors["01_raises"]
     assert "no result file" in errors["02_no_results"], "the result file of an older run must not count"
     assert errors["03_ends_itself"]
     assert errors["04_good"] is None
@@ -191,7 +191,7 @@ def test_a_kernel_that_dies_fails_the_run_in_seconds_and_keeps_the_outputs(tmp_p
     began = time.monotonic()
     report = run()
     assert time.monotonic() - began < 30
-    assert "lost its kernel" in report.notebooks[0].error and "cell 4" in report.notebooks[0].error
+    assert "lost its kernel" in report.notebooks[0].error and "cell 3" in report.notebooks[0].error
     assert "so far" in printed(executed(tmp_path, "01_dies"))
 
 
@@ -200,7 +200,7 @@ def test_a_notebook_over_its_time_is_ended(tmp_path, run):
     began = time.monotonic()
     report = run(limits=Limits(seconds=4))
     assert time.monotonic() - began < 25
-    assert "cell 3 ('import time') was still running after the 4 s" in report.notebooks[0].error
+    assert "cell 2 ('import time') was still running after the 4 s" in report.notebooks[0].error
 
 
 def test_a_cell_that_prints_without_end_is_stopped_and_named(tmp_path, run):
@@ -208,7 +208,7 @@ def test_a_cell_that_prints_without_end_is_stopped_and_named(tmp_path, run):
     began = time.monotonic()
     report = run(limits=Limits(seconds=60))
     assert time.monotonic() - began < 40
-    assert "cell 3" in report.notebooks[0].error and "300 lines" in report.notebooks[0].error
+    assert "cell 2" in report.notebooks[0].error and "300 lines" in report.notebooks[0].error
     assert 100 < printed(executed(tmp_path, "01_floods")).count("more") <= 300
 
 

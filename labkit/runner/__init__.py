@@ -114,6 +114,7 @@ def _execute(path, notebook, parameters, runs, scale, limits, on_cell) -> None:
     from papermill.exceptions import PapermillExecutionError
 
     from labkit.runner.client import StrictEngine
+    from labkit.runner.notebooks import code_cells
 
     papermill_engines.register("labkit", StrictEngine)
     final, partial = runs / scale / path.name, runs / scale / f".{path.stem}.partial.ipynb"
@@ -124,8 +125,8 @@ def _execute(path, notebook, parameters, runs, scale, limits, on_cell) -> None:
             progress_bar=False, cwd=str(path.parent), limits=limits, on_cell=on_cell,
             environment=_environment(path, runs / path.stem / scale),
         )  # fmt: skip
-        for number, cell in enumerate(executed.cells, 1):
-            if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
+        for number, index in enumerate(code_cells(executed), 1):
+            if executed.cells[index].source.strip() and executed.cells[index].execution_count is None:
                 raise NotebookFailure(f"cell {number} did not run: the notebook ended itself before it")
     except PapermillExecutionError as error:
         raise NotebookFailure(f"a cell raised {error.ename}: {error.evalue}") from None

@@ -33,6 +33,7 @@ from papermill.engines import NBClientEngine
 
 from labkit.runner.kernel import SERIAL
 from labkit.runner.limits import Limits, NotebookFailure
+from labkit.runner.notebooks import code_cells
 
 OUTPUT = ("stream", "display_data", "execute_result", "update_display_data", "error")
 _log = logging.getLogger("labkit.runner")
@@ -101,7 +102,7 @@ class StrictClient(PapermillNotebookClient):
 
     def papermill_execute_cells(self):
         """papermill's loop, with every way of failing named."""
-        code = [index for index, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
+        code = code_cells(self.nb)
         for index, cell in enumerate(self.nb.cells):
             if index in code:
                 self.on_cell(code.index(index) + 1, len(code))
@@ -177,8 +178,8 @@ class StrictClient(PapermillNotebookClient):
 
     def _name(self, index: int) -> str:
         first_line = next(iter(self.nb.cells[index].source.strip().splitlines()), "")
-        added = [cell for cell in self.nb.cells[:index] if "injected-parameters" in cell.metadata.get("tags", ())]
-        return f"cell {index + 1 - len(added)} ({first_line[:60]!r})"  # counted as in the author's file
+        number = sum(code <= index for code in code_cells(self.nb))  # counted as in the author's file
+        return f"cell {number} ({first_line[:60]!r})"
 
     def _seconds_left(self, cell) -> int:
         return max(1, math.ceil(self.deadline - time.monotonic()))

@@ -57,6 +57,12 @@ def tags(cell) -> list[str]:
     return list(cell.metadata.get("tags", ()))
 
 
+def code_cells(notebook) -> list[int]:
+    """Indices of the code cells that the author wrote; cell 1 of a message is the first of them."""
+    cells = enumerate(notebook.cells)
+    return [index for index, cell in cells if cell.cell_type == "code" and "injected-parameters" not in tags(cell)]
+
+
 def read_parameters(notebook, name: str) -> dict[str, object]:
     """Names and defaults in the one cell tagged `parameters`: annotated constants."""
     cells = [cell for cell in notebook.cells if "parameters" in tags(cell)]
@@ -81,15 +87,15 @@ def check_notebook(path: Path, parameters: Mapping[str, object]) -> nbformat.Not
         notebook = nbformat.read(path, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError) as error:
         raise BadRequest(f"{path} is not a readable notebook: {error}") from None
-    for number, cell in enumerate(notebook.cells, 1):
-        for tag in REFUSED_TAGS:
-            if tag in tags(cell):
-                raise BadRequest(
-                    f"{path.name}: cell {number} is tagged {tag!r}, which papermill does not honour reliably;"
-                    " catch the error in the cell and print it"
-                )
-        if cell.cell_type == "code":  # an error from an old run is not an error of this one
-            cell.outputs, cell.execution_count = [], None
+    for number, index in enumerate(code_cells(notebook), 1):
+        cell = notebook.cells[index]
+        refused = [tag for tag in REFUSED_TAGS if tag in tags(cell)]
+        if refused:
+            raise BadRequest(
+                f"{path.name}: cell {number} is tagged {refused[0]!r}, which papermill does not honour reliably;"
+                " catch the error in the cell and print it"
+            )
+        cell.outputs, cell.execution_count = [], None  # an error from an old run is not an error of this one
     notebook.metadata = nbformat.NotebookNode(
         kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"}
     )
