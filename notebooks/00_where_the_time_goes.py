@@ -148,11 +148,11 @@ PASSES = {
 }
 table(
     [
-        {"pass": name, "weights read": c.weight_bytes, "cache read and written": c.kv_bytes,
+        {"pass": name, "weights read": c.weight_bytes, "cache moved": c.kv_bytes,
          "operations [GFLOP]": c.operations / 1e9, "intensity [FLOP/B]": c.intensity}
         for name, c in PASSES.items()
     ],
-    units={"weights read": "bytes", "cache read and written": "bytes"},
+    units={"weights read": "bytes", "cache moved": "bytes"},
 )
 
 # %% [markdown]
@@ -171,7 +171,7 @@ arithmetic = flops("float32", device)
 ridge = arithmetic / bandwidth
 turns_at = compute_bound_batch(shape, bandwidth, arithmetic, 64, "fp32", "fp32")
 print(f"reads {bandwidth / 1e9:.1f} GB/s, computes {arithmetic / 1e9:.0f} GFLOP/s")
-print(f"ridge: {ridge:.1f} FLOP/B. Decode is arithmetic-bound from batch {turns_at} on.")
+print(f"ridge: {ridge:.1f} FLOP/B. Arithmetic limits decode from batch {turns_at} on.")
 
 # %% [markdown]
 # Below the ridge, memory is the limit: the arithmetic units wait for bytes. Above it,
@@ -206,8 +206,8 @@ print(f"predicted for one prompt of 64 tokens: TTFT {expected.ttft_s * 1000:.0f}
       f"TPOT {expected.tpot_s * 1000:.1f} ms")
 
 # %%
-PARTS = {"products": "matrix products of the layers", "head": "product with the vocabulary",
-         "attention": "attention", "glue": "norms, rotation, activation", "step": "the rest"}
+PARTS = {"products": "products of the layers", "head": "product with the vocabulary",
+         "attention": "attention", "glue": "norms, rotation, …", "step": "the rest"}
 fig, ax = canvas(height=2.6)
 bar_plot(
     ax,
@@ -219,8 +219,8 @@ figure(
     "decode_parts",
     alt="Bars of the predicted time of one decode step by kind of operator. The matrix "
     "products of the layers take most of it; the product with the vocabulary follows.",
-    caption=f"Computed from operator times; {decoder.name}, float32, batch 1, 64 tokens "
-    f"in the cache, {torch.get_num_threads()} threads, {device}.",
+    caption=f"Computed from operator times; {decoder.name}, float32, batch 1, "
+    f"64 tokens in the cache, {torch.get_num_threads()} threads, {device}.",
 )
 
 # %% [markdown]
@@ -239,7 +239,8 @@ rows = [
     }
     for one in served
 ]
-table(rows, units={**{key: "ms" for key in rows[0] if "T" in key}, "tokens out": "tok/s"})
+units = {key: "ms" for key in rows[0] if "T" in key}
+table(rows, units={**units, "tokens out": "tok/s"})
 
 # %%
 fig, ax = canvas(width=5.2, height=4.2)
@@ -255,9 +256,10 @@ prediction_plot(
 figure(
     fig,
     "predicted_measured",
-    alt="Measured over predicted times, on logarithmic axes, for time to first token and "
-    "time per output token of several settings, beside the diagonal of perfect guesses.",
-    caption=f"Median of n = {repeats} each, float32; the grey band is 15 % to both sides.",
+    alt="Measured over predicted times, on logarithmic axes, for time to first token "
+    "and time per output token of several settings, beside the diagonal of perfect "
+    "guesses.",
+    caption=f"Median of n = {repeats} each, float32; the grey band is 15 % either way.",
 )
 
 # %% [markdown]
@@ -304,9 +306,9 @@ def draw_roofline(batch):
 
 slider(
     draw_roofline, BATCHES, start=8, label="batch", name="roofline",
-    alt="A roofline: attainable arithmetic rises with intensity, then is flat. Decode at "
-    "batch 1 lies far to the left under the slope; larger batches move right and up; "
-    "the prefill lies under the flat roof.",
+    alt="A roofline: attainable arithmetic rises with intensity, then is flat. Decode "
+    "at batch 1 lies far to the left under the slope; larger batches move right and "
+    "up; the prefill lies under the flat roof.",
     caption=f"Dots: measured, n = {repeats}. Cross: the bound at the chosen batch. "
     f"{decoder.name}, float32, {torch.get_num_threads()} threads, {device}.",
 )
@@ -466,9 +468,10 @@ for one in served:
 # %%
 with RecordWriter(run_folder() / "results.jsonl") as writer:
     for what, unit, guess, value, timing in lines:
-        spread = {"low": timing.low_s, "high": timing.high_s, "n": repeats} if timing else {}
+        low, high = (timing.low_s, timing.high_s) if timing else (None, None)
+        n = repeats if timing else 1
         details = {"predicted": guess}
-        writer.write(Record(what, value, unit, details=details, **spread, **about))
+        writer.write(Record(what, value, unit, n, low, high, details=details, **about))
 table(
     [
         {"what": what, "unit": unit, "predicted": guess, "measured": value,
