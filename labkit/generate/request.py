@@ -140,6 +140,7 @@ def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
             if model.tokenizer is None:
                 raise BadRequest("The prompt is text and this model has no tokenizer; give token ids.")
             prompt = model.tokenizer.encode(prompt)
+        prompt = prompt.tolist() if isinstance(prompt, torch.Tensor) else prompt
         if not isinstance(prompt, Sequence):
             raise BadRequest(f"Prompt {row} is {prompt!r}; give a text or token ids.")
         tokens = tuple(_token_id(model, token, "A prompt token") for token in prompt)

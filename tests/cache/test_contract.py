@@ -187,11 +187,13 @@ def test_a_given_scale_is_used(kind):
         torch.testing.assert_close(cache.attend(0, q, scale), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_a_cache_filled_under_inference_mode_is_usable_outside(kind):
+@pytest.mark.parametrize("selected", [False, True])
+def test_a_cache_filled_under_inference_mode_is_usable_outside(kind, selected):
     with torch.inference_mode():
         cache = filled(kind, 3, batch=2)
-        cache.select([1, 0])
-    cache.select([1, 0])
+        if selected:
+            cache.select([1, 0])
+            cache.select([1, 0])
     assert_unchanged(cache, (3, 3))
 
 
