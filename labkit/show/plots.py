@@ -12,6 +12,7 @@ from matplotlib import rc_context
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, FAINT, INK, MARKERS, STYLE, curve_style
+from labkit.show.tables import short
 
 in_house_style = rc_context(STYLE)  # as a decorator: titles and legends take their look when they are made
 
@@ -68,7 +69,7 @@ def bar_plot(ax, values: Mapping[str, object], *, xlabel: str, title: str = "", 
     for row, (value, low, high) in zip(rows, triples, strict=True):
         if high > low:
             ax.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|")
-        ax.text(max(value, high) + 0.015 * reach, row, f"{value:,.3g}", va="center", fontsize=9)
+        ax.text(max(value, high) + 0.015 * reach, row, short(value), va="center", fontsize=9)
     ax.set_yticks(list(rows), names)
     ax.invert_yaxis()
     ax.set_xlim(0, reach * 1.15 or 1.0)

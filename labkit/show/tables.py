@@ -11,7 +11,7 @@ import pandas
 from labkit.errors import BadRequest
 from labkit.plan.units import format_bytes
 
-__all__ = ["format_bytes", "table"]
+__all__ = ["format_bytes", "short", "table"]
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # unit in the header -> (factor from the base unit, decimals)
@@ -81,4 +81,9 @@ def _cell(value, factor: float, digits: int | None) -> str:
         return str(value)
     if digits is not None:
         return f"{value * factor:,.{digits}f}"
-    return f"{value * factor:,}" if isinstance(value, int) else f"{value * factor:,.3g}"
+    return f"{value * factor:,}" if isinstance(value, int) else short(value * factor)
+
+
+def short(value: float) -> str:
+    """Three digits that matter, never as a power of ten where people would write it out: 0.0123, 4.5, 1,235."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"

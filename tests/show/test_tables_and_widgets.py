@@ -4,7 +4,7 @@ import pytest
 
 from labkit.errors import BadRequest
 from labkit.show import figures, plots, widgets
-from labkit.show.tables import table
+from labkit.show.tables import short, table
 
 
 def draw(batch):
@@ -68,3 +68,13 @@ def test_where_someone_can_move_it_the_slider_redraws(tmp_path, monkeypatch):
 def test_a_slider_starts_at_one_of_its_values():
     with pytest.raises(BadRequest, match="starts at 3"):
         show_slider(start=3)
+
+
+def test_numbers_are_written_as_people_write_them():
+    assert [short(value) for value in (0.01234, 4.5, 99.94, 1234.6, 3.2e9)] == [
+        "0.0123",
+        "4.5",
+        "99.9",
+        "1,235",
+        "3.2e+09",
+    ]
