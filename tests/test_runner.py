@@ -1,5 +1,6 @@
 """The runner, on notebooks of a few cells built here: what papermill would let pass must fail with a sentence."""
 
+import io
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from labkit.runner import run_notebooks
 from labkit.runner.client import StrictClient
 from labkit.runner.limits import Limits, NotebookFailure
 from labkit.runner.notebooks import check_notebook, find_notebooks
+from labkit.runner.progress import Progress
 
 PARAMETERS = new_code_cell('scale: str = "quick"  # quick | standard | full', metadata={"tags": ["parameters"]})
 WRITE = """
@@ -108,6 +110,18 @@ def test_saved_errors_of_an_old_run_are_cleared_first(tmp_path, run):
     assert run().ok
     assert not any(o.output_type == "error" for c in executed(tmp_path, "01_old").cells for o in c.get("outputs", ()))
     assert "widgets" not in executed(tmp_path, "01_old").metadata
+
+
+def test_progress_speaks_also_while_one_cell_works():
+    stream = io.StringIO()
+    progress = Progress(stream, every_s=0.02)
+    progress.start("01_x")
+    progress.cell(2, 3)
+    time.sleep(0.2)
+    progress.end(None)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("01_x: starting") and lines[-1].startswith("01_x: done")
+    assert sum(line.startswith("01_x: cell 2/3") for line in lines) >= 3
 
 
 # ---- refused before anything runs --------------------------------------------------------------------------

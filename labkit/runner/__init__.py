@@ -98,13 +98,15 @@ def _run_one(path, notebook, parameters, runs, scale, limits, progress) -> Noteb
     (run_dir / "figures").mkdir(parents=True, exist_ok=True)
     (run_dir / "results.jsonl").unlink(missing_ok=True)  # what stands there afterwards is of this run
     progress.start(path.stem)
-    began, error = time.perf_counter(), None
+    began, error = time.perf_counter(), "interrupted"
     try:
         _execute(path, notebook, parameters, runs, scale, limits or Limits(), progress.cell)
         _check_results(run_dir / "results.jsonl")
+        error = None
     except NotebookFailure as failure:
         error = str(failure)
-    progress.end(error)
+    finally:
+        progress.end(error)
     return NotebookResult(path.stem, error is None, round(time.perf_counter() - began, 3), error)
 
 

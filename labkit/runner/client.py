@@ -55,6 +55,7 @@ class StrictClient(PapermillNotebookClient):
     def __init__(self, nb_man, *, limits: Limits, on_cell, **options):
         super().__init__(
             nb_man, timeout_func=self._seconds_left, kernel_name="python3", log=_log,
+            iopub_timeout=60,  # seconds to read what a finished cell printed, on however busy a machine
             extra_arguments=["--HistoryManager.hist_file=:memory:"], **options,
         )  # fmt: skip
         self.limits, self.on_cell = limits, on_cell
@@ -115,6 +116,8 @@ class StrictClient(PapermillNotebookClient):
                 self.failure = self.failure or f"{self._name(index)} raised {error.ename}: {error.evalue}"
             except CellTimeoutError:
                 self.failure = f"{self._name(index)} was still running after the {self.limits.seconds:g} s it may take"
+                if time.monotonic() < self.deadline:
+                    self.failure = f"{self._name(index)} ended but its output never arrived whole"
                 self.shutdown_kernel = "immediate"  # a busy kernel does not answer a polite request
             except DeadKernelError:
                 self.failure = f"{self._name(index)} lost its kernel: the process died (out of memory?)"
