@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from labkit.plan.memory import KVShape
 
 ARCHITECTURES = {  # what a config.json leaves out where it means the architecture's own default
-    "llama": {"num_key_value_heads": None, "max_position_embeddings": 2048},
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
-    "qwen3": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096},
+    "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
 }
 
 

@@ -18,7 +18,9 @@ def fold_map(model) -> list[Fold]:
     config, folds = model.config, []
     for index, layer in enumerate(model.layers):
         prefix = f"layers.{index}"
-        plus_one = not isinstance(layer.attn_norm, nn.RMSNorm | nn.LayerNorm) and getattr(layer.attn_norm, "plus_one", False)
+        plus_one = not isinstance(layer.attn_norm, nn.RMSNorm | nn.LayerNorm) and getattr(
+            layer.attn_norm, "plus_one", False
+        )
         folds.append(Fold(f"{prefix}.attn_norm", (f"{prefix}.attention.qkv",), plus_one=plus_one))
         first_v = config.q_size + config.kv_size
         folds.append(

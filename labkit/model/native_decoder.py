@@ -80,8 +80,12 @@ def accelerate(
     if reason is not None:
         raise BadRequest(reason)
     if kv_dtype not in (torch.float32, torch.bfloat16):
-        raise BadRequest(f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those.")
-    return NativeDecoder(model, recipe, kv_dtype, quantizer or (lambda name, weight, format: quantize(weight, format)), consume)
+        raise BadRequest(
+            f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those."
+        )
+    return NativeDecoder(
+        model, recipe, kv_dtype, quantizer or (lambda name, weight, format: quantize(weight, format)), consume
+    )
 
 
 class NativeDecoder(Decoder):
@@ -91,7 +95,12 @@ class NativeDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(model.config)
         self.recipe, self.kv_dtype = get_recipe(recipe).name, kv_dtype
-        self.tokenizer, self.name, self.revision, self.source = model.tokenizer, model.name, model.revision, model.source
+        self.tokenizer, self.name, self.revision, self.source = (
+            model.tokenizer,
+            model.name,
+            model.revision,
+            model.source,
+        )
         self._pack(model, get_recipe(recipe), quantizer, consume)
         self._describe()
         self.eval().requires_grad_(False)
@@ -114,7 +123,11 @@ class NativeDecoder(Decoder):
         arena, at = _huge(sum(sizes.values())), 0  # in the order in which a step reads it
         for name, format, pair in plan:
             module = model.get_submodule(name)
-            held = module.weight if isinstance(module.weight, QuantizedTensor) else quantizer(name, module.weight.detach(), format)
+            held = (
+                module.weight
+                if isinstance(module.weight, QuantizedTensor)
+                else quantizer(name, module.weight.detach(), format)
+            )
             bias = getattr(module, "bias", None)
             matrix = PackedMatrix(held, pair=pair, bias=bias, out=arena[at : at + sizes[name]])
             at += sizes[name]
@@ -171,7 +184,9 @@ class NativeDecoder(Decoder):
         """Formats are what they are and the kernels know addresses: `.to(dtype)` changes nothing, another device is refused."""
         moved = fn(torch.empty(0))
         if moved.device.type != "cpu":
-            raise BadRequest(f"A native decoder lives on the CPU and cannot move to {moved.device}: load the plain model there.")
+            raise BadRequest(
+                f"A native decoder lives on the CPU and cannot move to {moved.device}: load the plain model there."
+            )
         return self
 
     def forward(
@@ -191,7 +206,9 @@ class NativeDecoder(Decoder):
         rows = tokens.tolist()
         flat = [token for row in rows for token in row]
         if min(flat) < 0 or max(flat) >= self.config.vocab_size:
-            raise BadRequest(f"token ids from {min(flat)} to {max(flat)} were given: this vocabulary holds 0 to {self.config.vocab_size - 1}.")
+            raise BadRequest(
+                f"token ids from {min(flat)} to {max(flat)} were given: this vocabulary holds 0 to {self.config.vocab_size - 1}."
+            )
         if cache is None:
             cache = ContiguousCache(self.config.kv_shape, batch=B, capacity=T, dtype=self.kv_dtype)
         starts = cache.lengths

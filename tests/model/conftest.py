@@ -153,3 +153,27 @@ def train_byte_level_fixture():
 @pytest.fixture(scope="session")
 def texts():
     return TEXTS
+
+
+@pytest.fixture(scope="session")
+def default_model():
+    from labkit.model.load import load_model
+
+    return load_model()
+
+
+PROSE = """The lighthouse keeper had not spoken to anyone for eleven days when the boat came round the point. She was
+small and grey and low in the water, and she made no sound at all. He put down the lamp that he had been cleaning, wiped
+his hands, and went out on the gallery to look. There was a woman in the stern with her hand on the tiller, and she did
+not wave. In 1911 that would have been a strange thing; in 1942, with the coast dark from one end to the other, it was
+an ordinary one, and he thought only that she would need to be told about the rocks.
+"""
+
+
+@pytest.fixture(scope="session")
+def sources():
+    """Texts of two kinds for the real model: prose, and code of the standard library."""
+    import inspect
+    import textwrap
+
+    return {"prose": PROSE, "code": inspect.getsource(textwrap)[:6000]}
