@@ -83,13 +83,18 @@ class QuantizedTensor:
         return values.reshape(self.shape).to(dtype)
 
 
+def finite(weight: Tensor) -> bool:
+    """Whether no value is NaN or infinite. One pass: a sum keeps either; a sum that overflows is looked into."""
+    return bool(torch.isfinite(weight.sum(dtype=torch.float32))) or bool(torch.isfinite(weight).all())
+
+
 def check(weight: Tensor, format: NumberFormat) -> None:
     """Refuse what has no meaningful codes, before any work."""
     if not weight.is_floating_point():
         raise BadRequest(f"Only floating-point weights can be quantised, and this tensor is {weight.dtype}.")
     if weight.ndim == 0 or weight.numel() == 0:
         raise BadRequest(f"A tensor of shape {tuple(weight.shape)} holds no row to quantise; pass [..., inputs].")
-    if not bool(torch.isfinite(weight).all()):
+    if not finite(weight):
         raise BadRequest(f"The weights contain NaN or infinity and cannot be held in {format.name}; repair the checkpoint first.")
 
 

@@ -34,6 +34,7 @@ def search_clip(weight: Tensor, format: NumberFormat, hessian: Tensor | None = N
     for ratio in ratios:
         grid = integer.grid_from_range(low * ratio, high * ratio, format)
         change = integer.decode(integer.encode(groups, grid), grid) - groups
+        change.flatten(1)[:, weight.shape[1] :] = 0  # past the end of a short last group
         error = weighted(change, blocks)  # [N, groups]
         if best is None:
             best, best_error = grid, error

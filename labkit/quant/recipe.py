@@ -109,7 +109,7 @@ class Recipe:
         said = {f.name: getattr(self, f.name) for f in fields(self) if f.name in always or getattr(self, f.name) != getattr(plain, f.name)}
         said |= {key: asdict(value) for key, value in said.items() if isinstance(value, Ends)}
         said |= {"overrides": dict(self.overrides)} if self.overrides else {}
-        Path(path).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        Path(path).write_text(yaml.safe_dump(said, sort_keys=False), encoding="utf-8")
 
 
 def layer_of(name: str) -> int | None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from labkit.errors import BadRequest
 from labkit.formats import get_format
+from labkit.formats.tensor import finite
 from labkit.kernels.packed import resident_nbytes
 from labkit.quant.recipe import Recipe, layer_of
 
@@ -138,6 +139,6 @@ def check_survey(model: nn.Module, parts: list[Part], least_share: float) -> Non
             "lower least_share to accept it."
         )
     for name, parameter in model.named_parameters():
-        if parameter.device.type != "meta" and not bool(torch.isfinite(parameter).all()):
+        if parameter.device.type != "meta" and not finite(parameter.detach()):
             raise BadRequest(f"{name} contains NaN or infinity; repair the checkpoint before it is quantised.")
 

@@ -1,0 +1,209 @@
+"""The task `text`: how far a model's next-token distributions are from the unchanged model's, and how well it predicts.
+
+    kl             mean over tokens of sum_v p(v) (log p(v) - log q(v)), nats, over the full vocabulary; p the unchanged model
+    top1           share of tokens where both put the same token first
+    bits_per_byte  -log2 q(text) / bytes of that text
+
+Slices `code` (HumanEval with solutions) and `prose` (a held-out part of the library's documentation), and `all`. Nothing is
+generated, so 4,000 tokens settle a KL to a few per cent; a small model's task scores would need a thousand problems.
+Intervals: bootstrap over passages, 95 %. Documents are cut into passages of at most `length` tokens, each read from
+position 0; a passage's first token is context and not scored.
+`remember` keeps the unchanged model's final hidden states (E numbers a token instead of V), so that one model in memory is
+enough: score it, quantise it in place, score it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from labkit.errors import BadRequest
+
+SLICES = ("code", "prose")
+CHUNK = 128  # tokens whose full distributions are held at once
+
+
+@dataclass(frozen=True)
+class Passage:
+    id: str
+    slice: str
+    tokens: tuple[int, ...]
+    nbytes: int  # of the scored tokens' text
+
+
+@dataclass(frozen=True)
+class PassageScore:
+    """Sums over one passage's scored tokens, so that two runs can be compared passage by passage."""
+
+    id: str
+    slice: str
+    n: int
+    nbytes: int
+    nll: float  # nats
+    kl: float | None = None
+    top1: int | None = None
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """`limit` counts tokens a slice; None scores everything."""
+
+    tokenizer: object
+    limit: int | None = 2048
+    length: int = 512
+    slices: tuple[str, ...] = SLICES
+
+    def items(self) -> list[Passage]:
+        from labkit.texts import evaluation_documents
+
+        unknown = [s for s in self.slices if s not in SLICES]
+        if unknown:
+            raise BadRequest(f"The task text has no slice {unknown[0]!r}; choose from {', '.join(SLICES)}.")
+        found = []
+        for name in self.slices:
+            documents = ((document.name, document.text) for document in evaluation_documents(name))
+            found += cut(documents, name, self.tokenizer, self.limit, self.length)
+        return found
+
+    def score(self, model: nn.Module, item: Passage, reference: Callable[[Passage], Tensor] | None = None, read=None) -> PassageScore:
+        return score(model, item, reference, read)
+
+
+def cut(documents, slice: str, tokenizer, limit: int | None, length: int) -> list[Passage]:
+    """Passages of at most `length` tokens until `limit` tokens are held."""
+    passages, held = [], 0
+    for name, text in documents:
+        ids = tokenizer.encode(text)
+        for start in range(0, len(ids), length):
+            piece = ids[start : start + length]
+            if limit is not None:
+                piece = piece[: limit - held]
+            if len(piece) < 2:
+                continue
+            scored = len(tokenizer.decode(piece).encode()) - len(tokenizer.decode(piece[:1]).encode())
+            passages.append(Passage(f"{name}:{start}", slice, tuple(piece), scored))
+            held += len(piece)
+        if limit is not None and held >= limit - 1:
+            break
+    return passages
+
+
+def plain_read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module | None]:
+    """(final hidden states [T, E] and the head), or (logits [T, V] and None) for a model that does not show them."""
+    if hasattr(model, "hidden_states"):
+        return model.hidden_states(tokens)[0], model.head
+    out = model(tokens)
+    return getattr(out, "logits", out)[0], None
+
+
+def through_cache(kind: str = "contiguous", chunk: int = 16, **options) -> Callable:
+    """A `read` that passes the text in chunks through a cache, as generation reads it: for quantised KV caches."""
+
+    def read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module]:
+        cache = model.new_cache(1, tokens.shape[1], kind, **options)
+        pieces = [model.hidden_states(piece, cache) for piece in tokens.split(chunk, 1)]
+        return torch.cat(pieces, 1)[0], model.head
+
+    return read
+
+
+class Remembered:
+    """The unchanged model's answers: log-probabilities of a passage, from stored hidden states and its own head."""
+
+    def __init__(self, model: nn.Module, passages: Sequence[Passage], progress: Callable[[str], None] = lambda line: None):
+        self.states: dict[str, Tensor] = {}
+        self.head = None
+        for passage in passages:
+            progress(passage.id)
+            with torch.inference_mode():
+                hidden, self.head = plain_read(model, torch.tensor([passage.tokens], device=_device(model)))
+            self.states[passage.id] = hidden  # logits themselves where the model shows no hidden states
+
+    def __call__(self, passage: Passage) -> tuple[Tensor, nn.Module | None]:
+        if passage.id not in self.states:
+            raise BadRequest(f"The reference was not run on passage {passage.id}; build it from the same passages.")
+        return self.states[passage.id], self.head
+
+
+remember = Remembered
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
+
+
+def _log_probs(states: Tensor, head: nn.Module | None) -> Tensor:
+    logits = states if head is None else head(states)
+    return logits.float().log_softmax(-1)  # [t, V]
+
+
+@torch.inference_mode()
+def score(model: nn.Module, passage: Passage, reference: Callable | None = None, read=None) -> PassageScore:
+    """One passage. `reference`: a `Remembered`, or another model. Raises on distributions that are not numbers."""
+    tokens = torch.tensor([passage.tokens], device=_device(model))
+    states, head = (read or plain_read)(model, tokens)
+    if isinstance(reference, nn.Module):
+        reference = Remembered(reference, [passage])
+    p_states, p_head = reference(passage) if reference is not None else (None, None)
+    targets = tokens[0, 1:]
+    nll, kl, top1 = 0.0, 0.0, 0
+    for start in range(0, len(targets), CHUNK):
+        stop = min(start + CHUNK, len(targets))
+        q = _log_probs(states[start:stop], head)
+        nll -= float(q.gather(1, targets[start:stop, None]).sum(dtype=torch.float64))
+        if p_states is not None:
+            p = _log_probs(p_states[start:stop], p_head)
+            if p.shape != q.shape:
+                raise BadRequest(f"The two models have {p.shape[-1]} and {q.shape[-1]} tokens; KL compares models of one vocabulary.")
+            top1 += int((p.argmax(-1) == q.argmax(-1)).sum())
+            kl += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+    if not math.isfinite(nll) or not math.isfinite(kl):
+        raise BadRequest(f"The model's distribution on passage {passage.id} holds NaN or infinity; it cannot be scored.")
+    with_reference = p_states is not None
+    return PassageScore(passage.id, passage.slice, len(targets), passage.nbytes, nll, kl if with_reference else None, top1 if with_reference else None)
+
+
+def evaluate(model: nn.Module, passages: Sequence[Passage], reference=None, read=None, progress=lambda line: None) -> list[PassageScore]:
+    """Every passage, in order."""
+    if not passages:
+        raise BadRequest("No passage was given to score; raise the limit or give longer documents.")
+    found = []
+    for passage in passages:
+        found.append(score(model, passage, reference, read))
+        progress(passage.id)
+    return found
+
+
+def results(scores: Sequence[PassageScore], seed: int = 0) -> list[dict]:
+    """The records of `labkit eval text`: task, slice, metric, value, low, high, n (tokens)."""
+    rows = []
+    slices = list(dict.fromkeys(s.slice for s in scores))
+    for name in [*slices, "all"]:
+        chosen = [s for s in scores if name in ("all", s.slice)]
+        metrics = {"bits_per_byte": ([s.nll / math.log(2) for s in chosen], [s.nbytes for s in chosen])}
+        if chosen[0].kl is not None:
+            metrics |= {"kl": ([s.kl for s in chosen], [s.n for s in chosen]), "top1": ([s.top1 for s in chosen], [s.n for s in chosen])}
+        for metric, (above, below) in metrics.items():
+            value, low, high = ratio_interval(above, below, seed)
+            rows.append({"task": "text", "slice": name, "metric": metric, "value": value, "low": low, "high": high, "n": sum(s.n for s in chosen)})
+    return rows
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0, draws: int = 1000) -> tuple[float, float | None, float | None]:
+    """sum(above) / sum(below) and its 95 % bootstrap interval over items; no interval from one item."""
+    a, b = torch.tensor(above, dtype=torch.float64), torch.tensor(below, dtype=torch.float64)
+    value = float(a.sum() / b.sum())
+    if len(a) < 2:
+        return value, None, None
+    pick = torch.randint(len(a), (draws, len(a)), generator=torch.Generator().manual_seed(seed))
+    ratios = a[pick].sum(1) / b[pick].sum(1)
+    low, high = torch.quantile(ratios, torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return value, float(low), float(high)
+
+
+def as_dicts(scores: Sequence[PassageScore]) -> list[dict]:
+    return [asdict(s) for s in scores]

@@ -1,0 +1,76 @@
+"""Statistics of inputs: padding never counted, the first token always, whatever the batch."""
+
+import pytest
+import torch
+
+from labkit.errors import BadRequest
+from labkit.model.tiny import tiny_model
+from labkit.quant.calibrate import Calibration, InputStatistics, collect
+
+NAMES = ["layers.0.attention.qkv", "layers.1.mlp.down", "head"]
+
+
+def sequences(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 96, (length,), generator=generator).tolist() for length in lengths]
+
+
+def test_padding_is_never_counted():
+    model = tiny_model()
+    ragged = sequences([3, 11, 7, 20, 5])
+    together = collect(model, NAMES, Calibration(ragged, batch=5))
+    alone = collect(model, NAMES, Calibration(ragged, batch=1))
+    for name in NAMES:
+        assert together[name].tokens == alone[name].tokens == 46
+        torch.testing.assert_close(together[name].hessian, alone[name].hessian, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together[name].mean_abs, alone[name].mean_abs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_statistics_are_those_of_the_inputs():
+    model, seen = tiny_model(), []
+    model.layers[1].mlp.down.register_forward_pre_hook(lambda m, args: seen.append(args[0][0]))
+    found = collect(model, NAMES[1:2], Calibration(sequences([9, 9]), batch=1))[NAMES[1]]
+    x = torch.cat(seen)
+    torch.testing.assert_close(found.hessian, x.T @ x / 18)
+    torch.testing.assert_close(found.mean_abs, x.abs().mean(0))
+
+
+def test_the_first_token_is_in_unless_left_out_on_purpose():
+    model = tiny_model()
+    with_first = collect(model, NAMES[:1], Calibration(sequences([8, 8])))[NAMES[0]]
+    without = collect(model, NAMES[:1], Calibration(sequences([8, 8]), include_first=False))[NAMES[0]]
+    assert (with_first.tokens, without.tokens) == (16, 14)
+
+
+def test_hooks_are_gone_even_after_a_failure():
+    model = tiny_model()
+    with pytest.raises(IndexError):
+        collect(model, NAMES, Calibration([[1, 2, 9999]]))
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_empty_calibration_is_refused():
+    for empty in ([], [[]], [[1, 2], []]):
+        with pytest.raises(BadRequest, match="calibration is empty"):
+            Calibration(empty)
+
+    class Letters:
+        def encode(self, text):
+            return list(text.encode())
+
+    with pytest.raises(BadRequest, match="fewer than one sequence of 256"):
+        Calibration.from_text("too short", Letters())
+    made = Calibration.from_text("x" * 1000, Letters(), length=100, sequences=4)
+    assert [len(s) for s in made.sequences] == [100] * 4
+
+
+def test_a_running_mean_over_many_batches():
+    x = torch.randn(1000, 6, generator=torch.Generator().manual_seed(0))
+    statistics = InputStatistics.empty(6)
+    for piece in x.split([1, 99, 500, 0, 400]):
+        statistics.add(piece)
+    torch.testing.assert_close(statistics.hessian, x.T @ x / 1000)
+    scale = torch.rand(6) + 0.5
+    other = InputStatistics.empty(6)
+    other.add(x / scale)
+    torch.testing.assert_close(statistics.scaled(scale).hessian, other.hessian)
