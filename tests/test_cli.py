@@ -12,7 +12,17 @@ from labkit.cli import answer as answering
 from labkit.cli import main
 from labkit.errors import BadRequest
 
-COMMANDS = [["doctor"], ["pull"], ["run"], ["generate"], ["plan"], ["bench", "decode"], ["bench", "prefill"]]
+COMMANDS = [
+    ["doctor"],
+    ["pull"],
+    ["run"],
+    ["generate"],
+    ["plan"],
+    ["bench", "decode"],
+    ["bench", "prefill"],
+    ["quantize"],
+    ["eval"],
+]
 
 
 def one_sentence(captured) -> str:
@@ -30,6 +40,18 @@ def last_object(captured) -> dict:
     lines = captured.out.splitlines()
     assert len(lines) == 1, "with --json the object is all there is on stdout"
     return json.loads(lines[-1], parse_constant=refuse)
+
+
+def test_every_command_that_is_there_is_tested_here():
+    import typer
+
+    from labkit.cli.app import app
+
+    commands = typer.main.get_command(app).commands
+    there = [
+        [name, *sub] for name, c in commands.items() for sub in ([[s] for s in getattr(c, "commands", ())] or [[]])
+    ]
+    assert sorted(there) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -76,6 +98,10 @@ def test_help_loads_nothing_heavy():
         (["plan", "--model", "llama-3.1-8b", "--config", "x"], ["two models"]),
         (["plan", "--budget", "much"], ["much"]),
         (["plan", "--tokens", "0"], ["--tokens '0'"]),
+        (["eval", "txt"], ["'txt'", "text"]),
+        (["eval", "text", "--method", "gptq"], ["--method gptq", "--recipe"]),
+        (["eval", "text", "--recipe", "int99"], ["int99"]),
+        (["quantize", "small.bin"], ["small.bin", ".safetensors"]),
         (["pull", "no-such-asset"], ["no-such-asset"]),
         (["pull", "default", "--all"], ["not both"]),
     ],

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +51,20 @@ def plain(value: Any) -> Any:
 def say(text: str) -> None:
     """A line of progress."""
     print(text, file=sys.stderr, flush=True)
+
+
+class Steps:
+    """Progress of many small steps: one line that rewrites itself on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, every_s: float = 5.0):
+        self.every_s, self.last = every_s, time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{text}\r", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.last >= self.every_s:
+            self.last = time.monotonic()
+            say(text)
 
 
 def use_threads(threads: int | None) -> None:
