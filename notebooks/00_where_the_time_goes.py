@@ -77,11 +77,12 @@ from labkit.bench.operators import measure_operators
 from labkit.bench.settings import Setting, serve
 from labkit.generate import generate
 from labkit.measure.bandwidth import flops, read_bandwidth
-from labkit.measure.record import Record, RecordWriter
+from labkit.measure.record import RecordWriter
 from labkit.plan.memory import resolve
 from labkit.plan.predict import predict
 from labkit.plan.time import compute_bound_batch, money_per_million_tokens, step_cost
 from labkit.show import exercises
+from labkit.show.closing import Closing
 from labkit.show.figures import canvas, figure, run_folder
 from labkit.show.plots import bar_plot, prediction_plot, roofline_plot
 from labkit.show.tables import table
@@ -220,7 +221,7 @@ figure(
     alt="Bars of the predicted time of one decode step by kind of operator. The matrix "
     "products of the layers take most of it; the product with the vocabulary follows.",
     caption=f"Computed from operator times; {decoder.name}, float32, batch 1, "
-    f"64 tokens in the cache, {torch.get_num_threads()} threads, {device}.",
+    f"64 tokens in the cache, threads: {torch.get_num_threads()}, {device}.",
 )
 
 # %% [markdown]
@@ -310,7 +311,7 @@ slider(
     "at batch 1 lies far to the left under the slope; larger batches move right and "
     "up; the prefill lies under the flat roof.",
     caption=f"Dots: measured, n = {repeats}. Cross: the bound at the chosen batch. "
-    f"{decoder.name}, float32, {torch.get_num_threads()} threads, {device}.",
+    f"{decoder.name}, float32, threads: {torch.get_num_threads()}, {device}.",
 )
 
 # %% [markdown]
@@ -456,29 +457,17 @@ exercises.check_price(price_of_a_million)
 # The same lines go into the result file of this run, with machine, versions and date.
 
 # %%
-about = {"model": decoder.name, "revision": decoder.revision, "dtype": "float32",
-         "device": device, "threads": torch.get_num_threads()}
-lines = [("read bandwidth", "GB/s", None, bandwidth / 1e9, None),
-         ("arithmetic", "GFLOP/s", None, arithmetic / 1e9, None)]
+threads_used = torch.get_num_threads()
+closing = Closing(decoder.name, decoder.revision, "float32", device, threads_used)
+closing.add("read bandwidth", "GB/s", None, bandwidth / 1e9)
+closing.add("arithmetic", "GFLOP/s", None, arithmetic / 1e9)
 for one in served:
-    for what, guess, timing in (("TTFT", one.predicted.ttft_s, one.ttft),
-                                ("TPOT", one.predicted.tpot_s, one.tpot)):
-        lines.append((f"{what}, {one.setting}", "s", guess, timing.median_s, timing))
-
-# %%
+    closing.add(f"TTFT, {one.setting}", "s", one.predicted.ttft_s, one.ttft)
+    closing.add(f"TPOT, {one.setting}", "s", one.predicted.tpot_s, one.tpot)
 with RecordWriter(run_folder() / "results.jsonl") as writer:
-    for what, unit, guess, value, timing in lines:
-        low, high = (timing.low_s, timing.high_s) if timing else (None, None)
-        n = repeats if timing else 1
-        details = {"predicted": guess}
-        writer.write(Record(what, value, unit, n, low, high, details=details, **about))
-table(
-    [
-        {"what": what, "unit": unit, "predicted": guess, "measured": value,
-         "measured / predicted": value / guess if guess else None}
-        for what, unit, guess, value, _ in lines
-    ]
-)
+    for record in closing.records():
+        writer.write(record)
+closing.table()
 
 # %% [markdown]
 # **Go on** with notebook 01, the cache that makes decode one token a pass. Or ask for

@@ -89,7 +89,7 @@ def png(fig: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def figure(fig: Figure, name: str, *, alt: str, caption: str) -> Path:
+def figure(fig: Figure, name: str, *, alt: str, caption: str) -> None:
     """Save `fig` as `figures/NAME.png` in the run's folder and show it with `alt` and `caption`.
 
     The description goes with the image (nbconvert writes it as `alt=`) and stands once more folded
@@ -101,7 +101,6 @@ def figure(fig: Figure, name: str, *, alt: str, caption: str) -> Path:
     data = png(fig)
     path.write_bytes(data)
     _show(data, alt, caption)
-    return path
 
 
 def _check_words(name: str, alt: str, caption: str) -> None:

@@ -47,7 +47,9 @@ def table(rows: Sequence[Mapping], *, units: Mapping[str, str] | None = None) ->
         header, cells = _column(column, [row.get(column) for row in rows], units.get(column))
         shown[header] = cells
     frame = pandas.DataFrame(shown)
-    return frame.set_index(frame.columns[0])
+    corner = frame.columns[0]
+    # The name of the first column stands in the corner, not in a header row of its own.
+    return frame.set_index(corner).rename_axis(index=None, columns=corner)
 
 
 def _column(name: str, values: list, unit: str | None) -> tuple[str, list[str]]:

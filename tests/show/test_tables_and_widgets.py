@@ -20,7 +20,7 @@ def show_slider(**changed):
 
 def test_bytes_of_a_column_share_one_binary_unit_in_the_header():
     frame = table([{"model": "a", "KV": 147_456}, {"model": "b", "KV": 2 * 1024**2}], units={"KV": "bytes"})
-    assert frame.index.name == "model"
+    assert frame.columns.name == "model" and list(frame.index) == ["a", "b"]
     assert list(frame.columns) == ["KV [KiB]"]
     assert list(frame["KV [KiB]"]) == ["144", "2,048"]
 
