@@ -233,3 +233,14 @@ def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
 def test_nothing_generated_has_null_times_not_nan(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "0", "--json"]) == 0
     assert last_object(capsys.readouterr())["ttft_s"] is None
+
+
+def test_quantize_writes_a_file_that_says_what_it_is(tiny, tmp_path, capsys):
+    from labkit.quant.checkpoint import read_header
+
+    path = tmp_path / "small.safetensors"
+    assert main(["quantize", str(path), "--recipe", "int8", "--json"]) == 0
+    result = last_object(capsys.readouterr())
+    assert path.stat().st_size == result["file_bytes"] > result["weight_bytes"] / 2
+    assert result["weight_bytes"] < result["original_bytes"]
+    assert read_header(path)["about"]["method"] == result["method"] == "rtn"
