@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.cache.contiguous import ContiguousCache
+from labkit.generate.sampling import greedy
 from labkit.measure.bandwidth import using_threads
 from labkit.measure.clock import time_once
 from labkit.measure.machine import last_level_cache_bytes
@@ -101,7 +102,7 @@ def _linear(rows: int, columns: int, dtype, device) -> nn.Linear:
     """A linear layer of ones: its time does not depend on the numbers, and drawing random ones takes seconds."""
     linear = nn.Linear(columns, rows, bias=False, device="meta", dtype=dtype).to_empty(device=device)
     linear.weight.fill_(1.0)
-    return linear
+    return linear.requires_grad_(False)  # as a loaded model's: PyTorch takes other paths for weights that learn
 
 
 def _products(layers, rows: int, dtype, device):
@@ -179,6 +180,6 @@ def _step(model: ModelShape, rows: int, dtype, device):
         positions = torch.arange(rows, device=device).remainder(4096)
         angles[positions], angles[positions]
         norm(table(tokens))
-        torch.tensor(logits.argmax(-1).tolist(), device=device)
+        torch.tensor(greedy(logits), device=device)
 
     return call
