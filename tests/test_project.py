@@ -105,8 +105,10 @@ def run_python(code: str) -> str:
 
 def test_import_labkit_is_quick_and_takes_no_torch():
     code = "import time; t = time.perf_counter(); import labkit; print(time.perf_counter() - t); import sys; "
-    seconds, torch = run_python(code + "print('torch' in sys.modules or 'numpy' in sys.modules)").split()
-    assert torch == "False" and float(seconds) < 0.3
+    code += "print('torch' in sys.modules or 'numpy' in sys.modules)"
+    runs = [run_python(code).split() for _ in range(3)]
+    assert [torch for _, torch in runs] == ["False"] * 3
+    assert min(float(seconds) for seconds, _ in runs) < 0.3  # the least disturbed of three
 
 
 def test_what_needs_no_torch_takes_none():
