@@ -112,7 +112,7 @@ class Decoder(nn.Module):
 def last_real(hidden: Tensor, counts: Sequence[int] | None) -> Tensor:
     """[B, T, E] -> [B, 1, E]: each row's last token that is not padding."""
     if counts is None or all(count == hidden.shape[1] for count in counts):
-        # A strided input makes PyTorch copy the head's whole weight once a row (a frozen weight cannot be folded).
-        return hidden[:, -1:].contiguous()
+        # A view would make PyTorch copy the head's whole weight once a row: a strided input is multiplied as a batch.
+        return hidden[:, -1:].clone(memory_format=torch.contiguous_format)
     last = torch.tensor([max(count - 1, 0) for count in counts], device=hidden.device)
     return hidden[torch.arange(len(counts), device=hidden.device), last].unsqueeze(1)
