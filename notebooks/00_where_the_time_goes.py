@@ -107,8 +107,7 @@ print(f"{decoder.name}: {shape.parameters:,} weights in float32")
 
 # %%
 question = decoder.tokenizer.chat("Why is the sky blue? Answer in one sentence.")
-for token in stream(decoder, question, max_new_tokens=40):
-    print(token.text, end="")
+print("".join(token.text for token in stream(decoder, question, max_new_tokens=40)))
 
 # %%
 answer = generate(decoder, question, max_new_tokens=40)
@@ -231,7 +230,7 @@ figure(
 served = serve(decoder, shape, times, settings, new_tokens=new_tokens, repeats=repeats)
 rows = [
     {
-        "setting": str(one.setting),
+        "batch × prompt": str(one.setting),
         "TTFT predicted": one.predicted.ttft_s,
         "TTFT measured": one.ttft.median_s,
         "TPOT predicted": one.predicted.tpot_s,
@@ -297,11 +296,9 @@ def draw_roofline(batch):
     fig, ax = canvas(height=4.0)
     c = cost(batch, past=64)
     seconds = c.roofline_s(bandwidth, arithmetic)
-    roofline_plot(ax, bandwidth, arithmetic, dots,
+    bound = {f"bound, batch {batch}": (c.intensity, c.operations / seconds)}
+    roofline_plot(ax, bandwidth, arithmetic, dots, bounds=bound,
                   title=f"at most {batch / seconds:,.0f} tok/s at batch {batch}")
-    ax.plot(c.intensity, c.operations / seconds / 1e9, "x", color="#222222",
-            markersize=10, markeredgewidth=2, label=f"bound, batch {batch}")
-    ax.legend(loc="lower right")
     return fig
 
 
@@ -316,8 +313,8 @@ slider(
 
 # %% [markdown]
 # Decode of one sequence uses a small part of what the processor can compute, however
-# good the code is: the bytes do not arrive faster. Three ways lead out, and each is a
-# notebook of its own: *fewer bytes* (quantization), *more tokens for the same bytes*
+# good the code is: the bytes do not arrive faster. Three ways lead out:
+# *fewer bytes* (quantization), *more tokens for the same bytes*
 # (batching), *several tokens a pass* (speculative decoding). Prefill lies under the
 # flat roof, where fewer bytes do not help.
 #
@@ -330,15 +327,15 @@ slider(
 ANSWER = 200  # tokens of an answer
 money_rows = []
 for one in served:
-    batch, tokens = one.setting.batch, one.setting.prompt_tokens
-    share = price_per_hour / 3600 / batch
+    batch = one.setting.batch
+    thousand = price_per_hour / 3600 / batch * 1000  # requests
     rate = batch / one.tpot.median_s
     money_rows.append(
         {
-            "setting": str(one.setting),
-            "request, predicted": share * one.predicted_request_s(ANSWER),
-            "request, measured": share * one.request_s(ANSWER),
-            "a million tokens out": money_per_million_tokens(price_per_hour, rate),
+            "batch × prompt": str(one.setting),
+            "1,000 requests, predicted": thousand * one.predicted_request_s(ANSWER),
+            "measured": thousand * one.request_s(ANSWER),
+            "1,000,000 tokens": money_per_million_tokens(price_per_hour, rate),
             "a user waits": one.request_s(ANSWER),
         }
     )

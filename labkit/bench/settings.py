@@ -27,7 +27,7 @@ class Setting:
     prompt_tokens: int
 
     def __str__(self) -> str:
-        return f"{self.batch} × {self.prompt_tokens} tokens"
+        return f"{self.batch} × {self.prompt_tokens}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ All take numbers in base units (seconds, bytes) and a `scale` for the axis where
 from collections.abc import Mapping, Sequence
 
 from matplotlib import rc_context
+from matplotlib.ticker import LogLocator
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, FAINT, INK, MARKERS, STYLE, curve_style
@@ -84,9 +85,10 @@ def roofline_plot(
     flops: float,
     dots: Mapping[str, tuple[float, float]],
     *,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
     title: str = "",
 ) -> None:
-    """Attainable FLOP/s over arithmetic intensity, and `dots` {name: (FLOP/byte, FLOP/s)}.
+    """Attainable FLOP/s over arithmetic intensity, and `dots` {name: (FLOP/byte, FLOP/s)}; `bounds` as crosses.
 
     roof(intensity) = min(flops, bandwidth * intensity)   [Williams, Waterman, Patterson 2009]
     """
@@ -119,6 +121,8 @@ def roofline_plot(
             markersize=8,
             label=name,
         )
+    for name, (intensity, reachable) in (bounds or {}).items():
+        ax.plot(intensity, reachable / 1e9, "x", color=INK, markersize=10, markeredgewidth=2, label=name)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=10)
     ax.set_ylim(top=flops / 1e9 * 2)
@@ -167,6 +171,7 @@ def prediction_plot(
     ax.set_xlim(ends)
     ax.set_ylim(ends)
     for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter(lambda value, _: "")
     _finish(ax, f"predicted [{unit}]", f"measured [{unit}]", title)
