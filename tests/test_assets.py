@@ -109,6 +109,17 @@ def test_save_keeps_the_wheels_and_the_environment(cache_folder, index, tmp_path
     assert assets.asset_path(asset).read_bytes() == CONTENT
 
 
+def test_watching_a_download_survives_what_pip_removes_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "half.whl").write_bytes(b"12345")
+    (tmp_path / "gone.whl").symlink_to(tmp_path / "nothing")
+    assert wheels._largest(tmp_path) == 5
+    assert wheels._largest(tmp_path / "nowhere") == 0
+    listed = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed(str(path).replace("/a", "/vanished")))
+    assert wheels._largest(tmp_path) == 0
+
+
 # Refusals
 
 

@@ -126,13 +126,14 @@ def _pip_download(wheel: Wheel, scratch: Path) -> None:
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file below: the download in flight (files may vanish while we look)."""
+    """Bytes of the largest file below: the download in flight."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:
-            continue
+    for place, _, files in os.walk(folder):  # passes over folders that pip removes while we look
+        for name in files:
+            try:
+                largest = max(largest, os.stat(os.path.join(place, name)).st_size)
+            except OSError:
+                continue
     return largest
 
 
