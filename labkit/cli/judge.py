@@ -113,7 +113,7 @@ def _quantize(model, recipe, method: str | None, sequences: int, seed: int):
     if wanted.calibrated:
         from labkit.texts import calibration_text
 
-        text = calibration_text("code", seed) + calibration_text("prose", seed)
+        text = [calibration_text("code", seed), calibration_text("prose", seed)]
         calibration = Calibration.from_text(text, model.tokenizer, sequences=sequences, seed=seed)
     folds = fold_map(model) if "awq" in wanted.parts else ()
     return quantize_model(model, recipe, wanted, calibration, folds=folds, progress=Steps())

@@ -69,7 +69,9 @@ class TextTask:
             found += cut(documents, name, self.tokenizer, self.limit, self.length)
         return found
 
-    def score(self, model: nn.Module, item: Passage, reference: Callable[[Passage], Tensor] | None = None, read=None) -> PassageScore:
+    def score(
+        self, model: nn.Module, item: Passage, reference: Callable[[Passage], Tensor] | None = None, read=None
+    ) -> PassageScore:
         return score(model, item, reference, read)
 
 
@@ -114,7 +116,9 @@ def through_cache(kind: str = "contiguous", chunk: int = 16, **options) -> Calla
 class Remembered:
     """The unchanged model's answers: log-probabilities of a passage, from stored hidden states and its own head."""
 
-    def __init__(self, model: nn.Module, passages: Sequence[Passage], progress: Callable[[str], None] = lambda line: None):
+    def __init__(
+        self, model: nn.Module, passages: Sequence[Passage], progress: Callable[[str], None] = lambda line: None
+    ):
         self.states: dict[str, Tensor] = {}
         self.head = None
         for passage in passages:
@@ -158,16 +162,30 @@ def score(model: nn.Module, passage: Passage, reference: Callable | None = None,
         if p_states is not None:
             p = _log_probs(p_states[start:stop], p_head)
             if p.shape != q.shape:
-                raise BadRequest(f"The two models have {p.shape[-1]} and {q.shape[-1]} tokens; KL compares models of one vocabulary.")
+                raise BadRequest(
+                    f"The two models have {p.shape[-1]} and {q.shape[-1]} tokens; KL compares models of one vocabulary."
+                )
             top1 += int((p.argmax(-1) == q.argmax(-1)).sum())
             kl += float((p.exp() * (p - q)).sum(dtype=torch.float64))
     if not math.isfinite(nll) or not math.isfinite(kl):
-        raise BadRequest(f"The model's distribution on passage {passage.id} holds NaN or infinity; it cannot be scored.")
+        raise BadRequest(
+            f"The model's distribution on passage {passage.id} holds NaN or infinity; it cannot be scored."
+        )
     with_reference = p_states is not None
-    return PassageScore(passage.id, passage.slice, len(targets), passage.nbytes, nll, kl if with_reference else None, top1 if with_reference else None)
+    return PassageScore(
+        passage.id,
+        passage.slice,
+        len(targets),
+        passage.nbytes,
+        nll,
+        kl if with_reference else None,
+        top1 if with_reference else None,
+    )
 
 
-def evaluate(model: nn.Module, passages: Sequence[Passage], reference=None, read=None, progress=lambda line: None) -> list[PassageScore]:
+def evaluate(
+    model: nn.Module, passages: Sequence[Passage], reference=None, read=None, progress=lambda line: None
+) -> list[PassageScore]:
     """Every passage, in order."""
     if not passages:
         raise BadRequest("No passage was given to score; raise the limit or give longer documents.")
@@ -186,14 +204,29 @@ def results(scores: Sequence[PassageScore], seed: int = 0) -> list[dict]:
         chosen = [s for s in scores if name in ("all", s.slice)]
         metrics = {"bits_per_byte": ([s.nll / math.log(2) for s in chosen], [s.nbytes for s in chosen])}
         if chosen[0].kl is not None:
-            metrics |= {"kl": ([s.kl for s in chosen], [s.n for s in chosen]), "top1": ([s.top1 for s in chosen], [s.n for s in chosen])}
+            metrics |= {
+                "kl": ([s.kl for s in chosen], [s.n for s in chosen]),
+                "top1": ([s.top1 for s in chosen], [s.n for s in chosen]),
+            }
         for metric, (above, below) in metrics.items():
             value, low, high = ratio_interval(above, below, seed)
-            rows.append({"task": "text", "slice": name, "metric": metric, "value": value, "low": low, "high": high, "n": sum(s.n for s in chosen)})
+            rows.append(
+                {
+                    "task": "text",
+                    "slice": name,
+                    "metric": metric,
+                    "value": value,
+                    "low": low,
+                    "high": high,
+                    "n": sum(s.n for s in chosen),
+                }
+            )
     return rows
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float], seed: int = 0, draws: int = 1000) -> tuple[float, float | None, float | None]:
+def ratio_interval(
+    above: Sequence[float], below: Sequence[float], seed: int = 0, draws: int = 1000
+) -> tuple[float, float | None, float | None]:
     """sum(above) / sum(below) and its 95 % bootstrap interval over items; no interval from one item."""
     a, b = torch.tensor(above, dtype=torch.float64), torch.tensor(below, dtype=torch.float64)
     value = float(a.sum() / b.sum())

@@ -27,7 +27,9 @@ def to_e4m3(values: Tensor) -> Tensor:
     """Cast to float8 e4m3, refusing what does not fit instead of saturating."""
     largest = float(values.abs().max()) if values.numel() else 0.0
     if not largest <= E4M3_MAX:  # catches NaN and infinity too
-        raise BadRequest(f"{largest:g} does not fit fp8_e4m3, whose largest value is 448; scale or clamp the values first.")
+        raise BadRequest(
+            f"{largest:g} does not fit fp8_e4m3, whose largest value is 448; scale or clamp the values first."
+        )
     return values.to(torch.float8_e4m3fn)
 
 

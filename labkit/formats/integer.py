@@ -81,7 +81,9 @@ def grid_from_range(low: Tensor, high: Tensor, format: NumberFormat) -> Grid:
     scale = store((high - low) / levels, format)
     offset = low if format.offset == "minimum" else low + (1 << (bits - 1)) * scale.float()
     if offset.numel() and float(offset.abs().max()) > torch.finfo(scale.dtype).max:
-        raise BadRequest(f"An offset of {float(offset.abs().max()):.3g} does not fit {format.name}'s {scale.dtype}; take smaller weights.")
+        raise BadRequest(
+            f"An offset of {float(offset.abs().max()):.3g} does not fit {format.name}'s {scale.dtype}; take smaller weights."
+        )
     return Grid(format, scale, offset.to(scale.dtype))
 
 

@@ -19,7 +19,7 @@ chosen for the scale as stored, so nothing is lost); scales of tokens and tensor
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from labkit.errors import BadRequest
 
@@ -56,7 +56,9 @@ class NumberFormat:
     def code_range(self) -> tuple[int, int]:
         """Lowest and highest integer code."""
         if self.kind != "integer":
-            raise BadRequest(f"{self.name} is a floating-point format and has no integer code range; ask `bits` instead.")
+            raise BadRequest(
+                f"{self.name} is a floating-point format and has no integer code range; ask `bits` instead."
+            )
         if self.offset is None:
             return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
         return 0, (1 << self.bits) - 1
@@ -110,7 +112,7 @@ _INTEGER = re.compile(r"int([2-8])_(channel|token|tensor|g([1-9]\d*))(?:_(zp|min
 _OFFSETS = {None: None, "sym": None, "zp": "zero_point", "min": "minimum", "mid": "middle"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(name: str) -> NumberFormat:
     if name in _FLOATS:
         return _FLOATS[name]

@@ -64,7 +64,12 @@ class QuantizedTensor:
         flat = index.reshape(-1)
         pick = lambda t: t if t is None or t.shape[0] == 1 != self.codes.shape[0] else t[flat]  # noqa: E731
         some = QuantizedTensor(
-            self.format, (flat.numel(), self.shape[-1]), self.codes[flat], pick(self.scale), pick(self.offset), self.tensor_scale
+            self.format,
+            (flat.numel(), self.shape[-1]),
+            self.codes[flat],
+            pick(self.scale),
+            pick(self.offset),
+            self.tensor_scale,
         )
         return some.dequantize().view(*index.shape, self.shape[-1])
 
@@ -95,7 +100,9 @@ def check(weight: Tensor, format: NumberFormat) -> None:
     if weight.ndim == 0 or weight.numel() == 0:
         raise BadRequest(f"A tensor of shape {tuple(weight.shape)} holds no row to quantise; pass [..., inputs].")
     if not finite(weight):
-        raise BadRequest(f"The weights contain NaN or infinity and cannot be held in {format.name}; repair the checkpoint first.")
+        raise BadRequest(
+            f"The weights contain NaN or infinity and cannot be held in {format.name}; repair the checkpoint first."
+        )
 
 
 def quantize(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
@@ -107,7 +114,9 @@ def quantize(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
     if format.kind == "float":
         dtype = integer.DTYPES[format.name]
         if float(flat.abs().max()) > torch.finfo(dtype).max:
-            raise BadRequest(f"A weight of {float(flat.abs().max()):.3g} does not fit {format.name}; bf16 has float32's range.")
+            raise BadRequest(
+                f"A weight of {float(flat.abs().max()):.3g} does not fit {format.name}; bf16 has float32's range."
+            )
         return QuantizedTensor(format, shape, flat.to(dtype))
     if format.name == "fp8_e4m3":
         return QuantizedTensor(format, shape, *floats.encode_fp8(flat))

@@ -19,14 +19,14 @@ When it loses: above ~16 rows arithmetic, not bytes, is the limit, and packed we
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.formats.integer import Grid, grouped
+from labkit.formats.integer import Grid
 from labkit.formats.names import NumberFormat, get_format
 from labkit.formats.tensor import QuantizedTensor, from_codes
 
@@ -169,7 +169,9 @@ class Int4Pack(PackedWeight):
         if self.codes.is_cuda:
             raise BadRequest("INT4 weights on CUDA lie in tensor-core order; save the model before it is moved there.")
         scale, middle = self.scales.transpose(0, 1).contiguous().unbind(-1)
-        return from_codes(self._unpacked_codes(), Grid(self.format, scale.contiguous(), middle.contiguous()), self.shape)
+        return from_codes(
+            self._unpacked_codes(), Grid(self.format, scale.contiguous(), middle.contiguous()), self.shape
+        )
 
 
 def as_middle(held: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,7 +220,9 @@ def layout_is_known() -> bool:
         return False
 
 
-def fast_path(format: NumberFormat, shape: tuple[int, ...], device: torch.device | str = "cpu") -> type[PackedWeight] | None:
+def fast_path(
+    format: NumberFormat, shape: tuple[int, ...], device: torch.device | str = "cpu"
+) -> type[PackedWeight] | None:
     """The class that multiplies this format in its own bits on this device, or None."""
     device = torch.device(device)
     if format.name == "int8_channel" and hasattr(torch.ops.aten, "_weight_int8pack_mm"):
@@ -231,7 +235,9 @@ def fast_path(format: NumberFormat, shape: tuple[int, ...], device: torch.device
 def pack_weight(held: QuantizedTensor, kernel: str = "auto") -> PackedWeight:
     """`auto`: the fast path, or Plain and a sentence that there is none here. `plain`: the reference, silently."""
     if kernel not in ("auto", "plain"):
-        raise BadRequest(f"There is no kernel {kernel!r}; choose 'auto' (packed where this machine can) or 'plain' (the reference).")
+        raise BadRequest(
+            f"There is no kernel {kernel!r}; choose 'auto' (packed where this machine can) or 'plain' (the reference)."
+        )
     if kernel == "plain" or held.format.kind == "float":
         return Plain(held)
     chosen = fast_path(held.format, held.shape, held.device)
@@ -241,7 +247,7 @@ def pack_weight(held: QuantizedTensor, kernel: str = "auto") -> PackedWeight:
     return chosen(held)
 
 
-@lru_cache(maxsize=None)
+@cache
 def say_no_fast_path(name: str, device: str) -> None:
     """Once a format and device in a process."""
     warnings.warn(

@@ -16,7 +16,7 @@ _NAMES = {
     "Recipe": "recipe", "collect": "calibrate", "gptq": "gptq", "load": "checkpoint", "predict": "walk",
     "quantize": "linear", "quantize_model": "walk", "save": "checkpoint", "search": "recipe", "search_clip": "clip",
 }  # fmt: skip
-__all__ = sorted(_NAMES)  # noqa: PLE0605
+__all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str):

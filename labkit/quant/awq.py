@@ -52,7 +52,9 @@ class Fold:
         module = model.get_submodule(self.preceding)
         start, stop = self.rows or (0, module.weight.shape[0])
         if stop - start != len(scale):
-            raise BadRequest(f"{self.preceding} writes {stop - start} values there, but {len(scale)} scales are to be folded; correct the map.")
+            raise BadRequest(
+                f"{self.preceding} writes {stop - start} values there, but {len(scale)} scales are to be folded; correct the map."
+            )
         with torch.no_grad():
             if self.plus_one:
                 module.weight[start:stop] = (1 + module.weight[start:stop]) / scale - 1

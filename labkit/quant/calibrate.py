@@ -72,13 +72,24 @@ class Calibration:
         return sum(len(s) for s in self.sequences)
 
     @classmethod
-    def from_text(cls, text: str, tokenizer, length: int = 256, sequences: int = 64, **kwargs) -> Calibration:
-        """Cut a text into sequences of `length` tokens, each of which the model reads from position 0."""
-        ids = tokenizer.encode(text)
-        ids = ids["input_ids"] if isinstance(ids, dict) else ids
-        pieces = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:sequences]
-        if not pieces:
-            raise BadRequest(f"The calibration text has {len(ids)} tokens, fewer than one sequence of {length}; give more text or a shorter length.")
+    def from_text(
+        cls, text: str | Sequence[str], tokenizer, length: int = 256, sequences: int = 96, **kwargs
+    ) -> Calibration:
+        """Cut a text into sequences of `length` tokens, each of which the model reads from position 0.
+
+        Of several texts (code and prose) each gives an equal share: a model calibrated on code alone loses on prose."""
+        texts = [text] if isinstance(text, str) else list(text)
+        pieces: list[list[int]] = []
+        for number, one in enumerate(texts):
+            ids = tokenizer.encode(one)
+            share = sequences // len(texts) + (number < sequences % len(texts))
+            cut = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:share]
+            if share and not cut:
+                raise BadRequest(
+                    f"The calibration text has {len(ids)} tokens, fewer than one sequence of {length}; "
+                    "give more text or a shorter length."
+                )
+            pieces += cut
         return cls(pieces, **kwargs)
 
     def batches(self) -> Iterable[tuple[Tensor, list[int]]]:
@@ -90,7 +101,9 @@ class Calibration:
             yield torch.tensor([row + [0] * (max(counts) - len(row)) for row in rows]), counts
 
 
-def collect(model: nn.Module, names: Sequence[str], calibration: Calibration, forward=None) -> dict[str, InputStatistics]:
+def collect(
+    model: nn.Module, names: Sequence[str], calibration: Calibration, forward=None
+) -> dict[str, InputStatistics]:
     """Run the calibration through the model and gather what each named layer reads.
 
     `forward(model, tokens, counts)` runs a batch; by default the model is called with tokens. Right padding never
@@ -105,7 +118,9 @@ def collect(model: nn.Module, names: Sequence[str], calibration: Calibration, fo
             x = args[0].detach()
             if x.ndim == 2:  # flattened already, as expert layers get it: no row to tell padding by
                 if len(set(counts)) > 1:
-                    raise BadRequest(f"{name} is given tokens without their rows, so padding cannot be left out; calibrate with sequences of one length.")
+                    raise BadRequest(
+                        f"{name} is given tokens without their rows, so padding cannot be left out; calibrate with sequences of one length."
+                    )
                 real = x
             else:
                 real = torch.cat([row[0 if calibration.include_first else 1 : count] for row, count in zip(x, counts)])

@@ -124,20 +124,30 @@ def read_header(path: str | Path) -> dict:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise BadRequest(f"{path} cannot be read as safetensors ({error}); the file is broken, truncated or something else.") from None
+        raise BadRequest(
+            f"{path} cannot be read as safetensors ({error}); the file is broken, truncated or something else."
+        ) from None
     if metadata.get("labkit") != "quantised checkpoint":
         raise BadRequest(f"{path} is not a quantised checkpoint of labkit; write one with labkit quantize.")
     missing = [key for key in ("version", "layers", "tensor_bytes", "sha256", "about") if key not in metadata]
     if missing:
-        raise BadRequest(f"The header of {path} lacks {missing[0]!r}; the file is damaged or was written by something else.")
-    header = {key: metadata[key] if key in ("labkit", "sha256") else _json(metadata[key], key, path) for key in metadata}
+        raise BadRequest(
+            f"The header of {path} lacks {missing[0]!r}; the file is damaged or was written by something else."
+        )
+    header = {
+        key: metadata[key] if key in ("labkit", "sha256") else _json(metadata[key], key, path) for key in metadata
+    }
     if header["version"] != VERSION:
-        raise BadRequest(f"{path} has version {header['version']} and this labkit reads version {VERSION}; write it again or use the labkit that wrote it.")
+        raise BadRequest(
+            f"{path} has version {header['version']} and this labkit reads version {VERSION}; write it again or use the labkit that wrote it."
+        )
     for name, layer in header["layers"].items():
         if layer.get("kind") == "alias" and "shared_with" in layer:
             continue
         if lacking := FIELDS - set(layer):
-            raise BadRequest(f"The header of {path} says nothing of {sorted(lacking)[0]!r} for {name}; the file is damaged.")
+            raise BadRequest(
+                f"The header of {path} says nothing of {sorted(lacking)[0]!r} for {name}; the file is damaged."
+            )
         get_format(layer["format"])
     return header
 
@@ -157,7 +167,9 @@ def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
     tensors = load_file(str(path))
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     if size != header["tensor_bytes"] or digest(tensors) != header["sha256"]:
-        raise BadRequest(f"The contents of {path} are not what its header was written for (size or checksum differ); get the file again.")
+        raise BadRequest(
+            f"The contents of {path} are not what its header was written for (size or checksum differ); get the file again."
+        )
     taken: set[str] = set()
     shared: dict[str, PackedWeight] = {}
     ordered = sorted(header["layers"].items(), key=lambda item: item[1]["shared_with"] is not None)
@@ -174,7 +186,9 @@ def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
             _assign(skeleton, name, _find(skeleton, layer["shared_with"], path), path)
     empty = [n for n, t in [*skeleton.named_parameters(), *skeleton.named_buffers()] if t.device.type == "meta"]
     if empty:
-        raise BadRequest(f"{path} holds nothing for {empty[0]} of this model; it was written from another architecture.")
+        raise BadRequest(
+            f"{path} holds nothing for {empty[0]} of this model; it was written from another architecture."
+        )
     return skeleton
 
 
@@ -182,7 +196,11 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
     format, shape = get_format(layer["format"]), tuple(layer["shape"])
     owner = layer["shared_with"]
     if owner is None:
-        stored = {key: tensors[f"{name}.weight.{key}"] for key in ("codes", "scale", "offset", "tensor_scale") if f"{name}.weight.{key}" in tensors}
+        stored = {
+            key: tensors[f"{name}.weight.{key}"]
+            for key in ("codes", "scale", "offset", "tensor_scale")
+            if f"{name}.weight.{key}" in tensors
+        }
         _check_stored(name, format, shape, stored, path)
         taken.update(f"{name}.weight.{key}" for key in stored)
         held = QuantizedTensor(format, shape, **stored)
@@ -195,9 +213,15 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
         raise BadRequest(f"The header of {path} shares {name} with {owner}, which is not in the file.")
     old = _module(skeleton, name, path)
     weight = getattr(old, "weight", None)
-    expected = tuple(weight.shape[::-1] if type(old).__name__ == "Conv1D" else weight.shape) if isinstance(weight, Tensor) else None
+    expected = (
+        tuple(weight.shape[::-1] if type(old).__name__ == "Conv1D" else weight.shape)
+        if isinstance(weight, Tensor)
+        else None
+    )
     if expected is not None and expected != shape:
-        raise BadRequest(f"{path} holds {name} as {list(shape)} and this model has {list(expected)}; it was written from another architecture.")
+        raise BadRequest(
+            f"{path} holds {name} as {list(shape)} and this model has {list(expected)}; it was written from another architecture."
+        )
     packed = shared[owner or name]
     if layer["kind"] == "embedding":
         new = QuantizedEmbedding(packed, getattr(torch, layer["dtype"]), scale=layer["scale"])
@@ -225,14 +249,18 @@ def _check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, T
         or (scale is not None and scale.dtype != scale_dtype)
         or (format.offset is None) != ("offset" not in stored)
     ):
-        raise BadRequest(f"The header of {path} says that {name} is {format.name} {list(shape)}, but the bytes stored are not; the file lies about itself.")
+        raise BadRequest(
+            f"The header of {path} says that {name} is {format.name} {list(shape)}, but the bytes stored are not; the file lies about itself."
+        )
 
 
 def _module(skeleton: nn.Module, name: str, path) -> nn.Module:
     try:
         return skeleton.get_submodule(name)
     except AttributeError:
-        raise BadRequest(f"{path} holds {name}, which this model does not have; it was written from another architecture.") from None
+        raise BadRequest(
+            f"{path} holds {name}, which this model does not have; it was written from another architecture."
+        ) from None
 
 
 def _find(skeleton: nn.Module, name: str, path) -> Tensor:
@@ -245,8 +273,12 @@ def _assign(skeleton: nn.Module, name: str, tensor: Tensor, path) -> None:
     module = _module(skeleton, parent, path)
     current = getattr(module, leaf, None)
     if not isinstance(current, Tensor) or current.shape != tensor.shape:
-        raise BadRequest(f"{path} holds {name} as {list(tensor.shape)}, which does not fit this model; it was written from another architecture.")
+        raise BadRequest(
+            f"{path} holds {name} as {list(tensor.shape)}, which does not fit this model; it was written from another architecture."
+        )
     if leaf in module._parameters:
-        module._parameters[leaf] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        module._parameters[leaf] = (
+            tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        )
     else:
         module._buffers[leaf] = tensor

@@ -25,7 +25,9 @@ RATIOS = tuple(1.0 - 0.05 * i for i in range(11))
 def search_clip(weight: Tensor, format: NumberFormat, hessian: Tensor | None = None, ratios=RATIOS) -> Grid:
     """weight float32 [N, K] -> the best grid, group by group."""
     if format.kind != "integer" or format.sharing == "tensor":
-        raise BadRequest(f"Clipping searches the range of groups or channels, and {format.name} has none; use method 'rtn' for it.")
+        raise BadRequest(
+            f"Clipping searches the range of groups or channels, and {format.name} has none; use method 'rtn' for it."
+        )
     weight = weight.detach().float()
     groups = integer.grouped(weight, format)  # [N, groups, G]
     blocks = None if hessian is None else diagonal_blocks(hessian, groups.shape[1], groups.shape[2])

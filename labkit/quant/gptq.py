@@ -45,9 +45,13 @@ def gptq(
     if format.kind != "integer":
         raise BadRequest(f"GPTQ rounds to integer grids and {format.name} is none; use method 'rtn' for it.")
     if act_order and not static_groups and format.group_size:
-        raise BadRequest("Act-order without static groups scatters a group's columns and needs an index at every step; set static_groups=True.")
+        raise BadRequest(
+            "Act-order without static groups scatters a group's columns and needs an index at every step; set static_groups=True."
+        )
     if hessian.shape != (weight.shape[-1],) * 2:
-        raise BadRequest(f"{name} reads {weight.shape[-1]} inputs but its Hessian is {tuple(hessian.shape)}; calibrate this very layer.")
+        raise BadRequest(
+            f"{name} reads {weight.shape[-1]} inputs but its Hessian is {tuple(hessian.shape)}; calibrate this very layer."
+        )
     original = weight.detach().float()
     grid = grid or integer.fit(original, format)
 
@@ -94,7 +98,9 @@ def inverse_factor(hessian: Tensor, dead: Tensor, damping: float, act_order: boo
     H = hessian.float().clone()
     diagonal = H.diagonal()
     diagonal[dead] = diagonal[~dead].mean()
-    order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(H), device=H.device)
+    order = (
+        torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(H), device=H.device)
+    )
     H = H[order][:, order]
     mean = H.diagonal().mean()
     share = damping

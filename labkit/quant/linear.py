@@ -19,7 +19,9 @@ from labkit.kernels.packed import PackedWeight, pack_weight
 __all__ = ["QuantizedEmbedding", "QuantizedLinear", "QuantizedTensor", "quantize"]
 
 
-def quantize(weight: Tensor, format: str | NumberFormat, calibration=None, method: str | None = None, **options) -> QuantizedTensor:
+def quantize(
+    weight: Tensor, format: str | NumberFormat, calibration=None, method: str | None = None, **options
+) -> QuantizedTensor:
     """One weight [N, K] in `format`. Without calibration: round to nearest; with it (`calibrate.InputStatistics` of
     this layer): GPTQ unless another method is named. AWQ needs the preceding operation as well: `walk.quantize_model`."""
     if method is None:
@@ -50,7 +52,13 @@ class QuantizedLinear(nn.Module):
 class QuantizedEmbedding(nn.Module):
     """Rows looked up and unpacked, never the table. `dtype` is the model's; it follows `model.to(dtype)`."""
 
-    def __init__(self, weight: QuantizedTensor | PackedWeight, dtype: torch.dtype = torch.float32, kernel: str = "auto", scale: float = 1.0):
+    def __init__(
+        self,
+        weight: QuantizedTensor | PackedWeight,
+        dtype: torch.dtype = torch.float32,
+        kernel: str = "auto",
+        scale: float = 1.0,
+    ):
         super().__init__()
         self.weight = weight if isinstance(weight, PackedWeight) else pack_weight(weight, kernel)
         self.num_embeddings, self.embedding_dim = self.weight.shape

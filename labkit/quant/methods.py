@@ -34,9 +34,13 @@ class Method:
     def __post_init__(self):
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown:
-            raise BadRequest(f"There is no method {unknown[0]!r}; choose from {', '.join(PARTS)}, or a sum such as awq+gptq+clip.")
+            raise BadRequest(
+                f"There is no method {unknown[0]!r}; choose from {', '.join(PARTS)}, or a sum such as awq+gptq+clip."
+            )
         if not 0 <= self.damping <= 1:
-            raise BadRequest(f"A damping of {self.damping} was given; it is a share of the Hessian's mean diagonal, 0 to 1 (0.01 is usual).")
+            raise BadRequest(
+                f"A damping of {self.damping} was given; it is a share of the Hessian's mean diagonal, 0 to 1 (0.01 is usual)."
+            )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -48,7 +52,12 @@ class Method:
 
 
 def quantize_weight(
-    weight: Tensor, format: NumberFormat, method: str | Method, statistics: InputStatistics | None = None, name: str = "this layer", **options
+    weight: Tensor,
+    format: NumberFormat,
+    method: str | Method,
+    statistics: InputStatistics | None = None,
+    name: str = "this layer",
+    **options,
 ) -> QuantizedTensor:
     """One weight [N, K] by `method` (AWQ's part lies outside: in the model). Floats are rounded to nearest always."""
     method = method if isinstance(method, Method) else Method(method, **options)
@@ -61,7 +70,9 @@ def quantize_weight(
         grid = search_clip(weight, format, statistics.hessian if seen else None)
     if "gptq" in method.parts:
         if statistics is None:
-            raise BadRequest("GPTQ needs calibration: what the layer reads. Pass calibration text, or use method 'rtn'.")
+            raise BadRequest(
+                "GPTQ needs calibration: what the layer reads. Pass calibration text, or use method 'rtn'."
+            )
         return gptq(
             weight, format, statistics.hessian, grid=grid, name=name,
             damping=method.damping, act_order=method.act_order, static_groups=method.static_groups,
@@ -76,6 +87,8 @@ def round_trip(weight: Tensor, format: NumberFormat, method: Method, statistics:
     if format.kind != "integer":
         return round_to_nearest(weight, format).dequantize()
     clip = "clip" in method.parts and format.sharing != "tensor" and statistics is not None
-    grid = search_clip(weight, format, statistics.hessian, (1.0, 0.9, 0.8, 0.7)) if clip else integer.fit(weight, format)
+    grid = (
+        search_clip(weight, format, statistics.hessian, (1.0, 0.9, 0.8, 0.7)) if clip else integer.fit(weight, format)
+    )
     values = integer.decode(integer.encode(integer.grouped(weight, format), grid), grid)
     return values.reshape(weight.shape[0], -1)[:, : weight.shape[1]]

@@ -51,13 +51,24 @@ class Recipe:
     activations: str | None = None
 
     def __post_init__(self):
-        for part in (self.blocks, self.head, self.embedding, self.first_layers.format, self.last_layers.format, *self.overrides.values()):
+        for part in (
+            self.blocks,
+            self.head,
+            self.embedding,
+            self.first_layers.format,
+            self.last_layers.format,
+            *self.overrides.values(),
+        ):
             get_format(part)
         Method(self.method)
         if self.activations not in (None, "int8_token"):
-            raise BadRequest(f"Activations in {self.activations!r} were asked for; only int8_token (one scale a token, found at run time) exists.")
+            raise BadRequest(
+                f"Activations in {self.activations!r} were asked for; only int8_token (one scale a token, found at run time) exists."
+            )
         if self.activations and get_format(self.blocks).name != "int8_channel":
-            raise BadRequest(f"int8_token activations multiply int8_channel weights, and blocks are {self.blocks}; set blocks: int8_channel.")
+            raise BadRequest(
+                f"int8_token activations multiply int8_channel weights, and blocks are {self.blocks}; set blocks: int8_channel."
+            )
 
     def format_of(self, name: str, part: str, num_layers: int) -> str:
         """The format of the layer `name`, which is of `part` "blocks", "head" or "embedding"."""
@@ -74,7 +85,7 @@ class Recipe:
         return get_format(chosen).name
 
     @classmethod
-    def named(cls, name: "str | Recipe") -> "Recipe":
+    def named(cls, name: str | Recipe) -> Recipe:
         """fp32, bf16, int8, int4, any format name, or a path to a YAML file."""
         if isinstance(name, Recipe):
             return name
@@ -84,29 +95,39 @@ class Recipe:
         return cls(short.name, short.blocks, short.head, short.embedding)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Recipe":
+    def load(cls, path: str | Path) -> Recipe:
         import yaml
 
         try:
             said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
-            raise BadRequest(f"The recipe {path} cannot be read ({str(error).splitlines()[0]}); give a YAML file with keys such as blocks: int4_g64_zp.") from None
+            raise BadRequest(
+                f"The recipe {path} cannot be read ({str(error).splitlines()[0]}); give a YAML file with keys such as blocks: int4_g64_zp."
+            ) from None
         if not isinstance(said, dict):
             raise BadRequest(f"The recipe {path} holds no keys; write lines such as blocks: int4_g64_zp.")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(said) - known):
-            raise BadRequest(f"The recipe {path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}.")
+            raise BadRequest(
+                f"The recipe {path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}."
+            )
         try:
             ends = {key: Ends(**said[key]) for key in ("first_layers", "last_layers") if key in said}
         except TypeError:
-            raise BadRequest(f"first_layers and last_layers in {path} take count and format, as in {{count: 2, format: int8_channel}}.") from None
+            raise BadRequest(
+                f"first_layers and last_layers in {path} take count and format, as in {{count: 2, format: int8_channel}}."
+            ) from None
         return cls(**({"name": Path(path).stem} | said | ends))
 
     def save(self, path: str | Path) -> None:
         import yaml
 
         plain, always = Recipe("plain"), ("name", "blocks", "head", "embedding")
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name in always or getattr(self, f.name) != getattr(plain, f.name)}
+        said = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name in always or getattr(self, f.name) != getattr(plain, f.name)
+        }
         said |= {key: asdict(value) for key, value in said.items() if isinstance(value, Ends)}
         said |= {"overrides": dict(self.overrides)} if self.overrides else {}
         Path(path).write_text(yaml.safe_dump(said, sort_keys=False), encoding="utf-8")
@@ -123,10 +144,10 @@ def search(
     loss: Callable[[Mapping[str, str]], float],
     budget: float,
     candidates: tuple[str, ...] = ("int3_g64_zp", "int4_g64_zp", "int5_g64_zp", "int6_g64_zp", "int8_channel"),
-    base: "str | Recipe" = "fp32",
+    base: str | Recipe = "fp32",
     name: str = "searched",
     progress: Callable[[str], None] = lambda line: None,
-) -> tuple["Recipe", dict[str, dict[str, float]]]:
+) -> tuple[Recipe, dict[str, dict[str, float]]]:
     """The recipe of least predicted loss at no more than `budget` all-in bits a weight over `shapes`.
 
     `shapes`: part (a layer's name, or a pattern that covers several) -> its weights' shape. `loss(overrides)` measures
@@ -138,7 +159,9 @@ def search(
     elements = sum(prod(shape) for shape in shapes.values())
     least = sum(min(costs.values()) for costs in bits.values())
     if least > budget * elements:
-        raise BadRequest(f"{budget:g} bits a weight were given, but the smallest candidates already take {least / elements:.3f}; raise the budget or add a smaller format.")
+        raise BadRequest(
+            f"{budget:g} bits a weight were given, but the smallest candidates already take {least / elements:.3f}; raise the budget or add a smaller format."
+        )
     sensitivity: dict[str, dict[str, float]] = {}
     for part in shapes:
         sensitivity[part] = {c: float(loss({part: c})) for c in candidates}
@@ -148,7 +171,9 @@ def search(
     return Recipe(name, base.blocks, base.head, base.embedding, overrides=chosen), sensitivity
 
 
-def spend(bits: Mapping[str, Mapping[str, int]], losses: Mapping[str, Mapping[str, float]], budget: float) -> dict[str, str]:
+def spend(
+    bits: Mapping[str, Mapping[str, int]], losses: Mapping[str, Mapping[str, float]], budget: float
+) -> dict[str, str]:
     """Choose one format a part: least total loss within `budget` bits.
 
     Start from the smallest; repeatedly buy the upgrade with the largest loss saved per bit (the lower convex hull of each

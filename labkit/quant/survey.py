@@ -81,11 +81,15 @@ def survey(model: nn.Module, recipe: Recipe, kernel: str = "auto") -> list[Part]
             parts.append(Part(name, "tied", part, shape, format, 0, f"shares the bytes of {owner.name}", owner.name))
             continue
         if get_format(format).kind == "float" and torch.finfo(weight.dtype).bits <= get_format(format).bits:
-            reason = f"the recipe keeps it in {format}" if owner is None else f"the recipe keeps it, apart from {owner.name}"
+            reason = (
+                f"the recipe keeps it in {format}" if owner is None else f"the recipe keeps it, apart from {owner.name}"
+            )
             parts.append(_kept(f"{name}.weight", weight, reason))
             continue
         nbytes = resident_nbytes(get_format(format), shape, weight.device.type, kernel)
-        parts.append(Part(name, kind, part, shape, format, nbytes, "" if owner is None else f"no longer tied to {owner.name}"))
+        parts.append(
+            Part(name, kind, part, shape, format, nbytes, "" if owner is None else f"no longer tied to {owner.name}")
+        )
         owners.setdefault(id(weight), parts[-1])
     for name, parameter in model.named_parameters():
         if id(parameter) in done:
@@ -94,15 +98,33 @@ def survey(model: nn.Module, recipe: Recipe, kernel: str = "auto") -> list[Part]
             format = recipe.format_of(name, "blocks", num_layers)
             if get_format(format).kind != "float":
                 nbytes = get_format(format).nbytes(tuple(parameter.shape))
-                parts.append(Part(name, "experts", "blocks", tuple(parameter.shape), format, nbytes, "fused experts, unpacked on each use"))
+                parts.append(
+                    Part(
+                        name,
+                        "experts",
+                        "blocks",
+                        tuple(parameter.shape),
+                        format,
+                        nbytes,
+                        "fused experts, unpacked on each use",
+                    )
+                )
                 continue
-        parts.append(_kept(name, parameter, "a vector" if parameter.ndim < 2 else f"not a linear layer: a {parameter.ndim}-D parameter"))
+        parts.append(
+            _kept(
+                name,
+                parameter,
+                "a vector" if parameter.ndim < 2 else f"not a linear layer: a {parameter.ndim}-D parameter",
+            )
+        )
     return parts
 
 
 def _kept(name: str, parameter: nn.Parameter, reason: str) -> Part:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    return Part(name, "kept", "other", tuple(parameter.shape), dtype, parameter.numel() * parameter.element_size(), reason)
+    return Part(
+        name, "kept", "other", tuple(parameter.shape), dtype, parameter.numel() * parameter.element_size(), reason
+    )
 
 
 def head_name(model: nn.Module) -> str | None:
@@ -111,7 +133,12 @@ def head_name(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if module is output and output is not None:
             return name
-        if output is None and isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and layer_of(name) is None:
+        if (
+            output is None
+            and isinstance(module, nn.Linear)
+            and name.rpartition(".")[2] in HEADS
+            and layer_of(name) is None
+        ):
             return name
     return None
 
@@ -141,4 +168,3 @@ def check_survey(model: nn.Module, parts: list[Part], least_share: float) -> Non
     for name, parameter in model.named_parameters():
         if parameter.device.type != "meta" and not finite(parameter.detach()):
             raise BadRequest(f"{name} contains NaN or infinity; repair the checkpoint before it is quantised.")
-

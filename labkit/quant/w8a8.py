@@ -23,7 +23,9 @@ def quantize_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [M, K] -> codes int8 [M, K], scale float32 [M, 1]; NaN and infinity are refused upstream or stay visible as NaN."""
     reach = x.float().abs().amax(-1, keepdim=True)
     scale = (reach / 127).clamp(min=2.0**-126)
-    return torch.round(x.float() / scale).clamp_(-127, 127).to(torch.int8), torch.where(torch.isfinite(reach), scale, torch.nan)
+    return torch.round(x.float() / scale).clamp_(-127, 127).to(torch.int8), torch.where(
+        torch.isfinite(reach), scale, torch.nan
+    )
 
 
 def reference(x: Tensor, held: QuantizedTensor) -> Tensor:
@@ -38,7 +40,9 @@ class W8A8Weight(PackedWeight):
 
     def __init__(self, held: QuantizedTensor):
         if held.format.name != "int8_channel":
-            raise BadRequest(f"W8A8 multiplies int8_channel weights, and these are {held.format.name}; set the recipe's blocks to int8_channel.")
+            raise BadRequest(
+                f"W8A8 multiplies int8_channel weights, and these are {held.format.name}; set the recipe's blocks to int8_channel."
+            )
         super().__init__(held.shape, held.format)
         self.register_buffer("codes", held.codes.view(torch.int8))
         self.register_buffer("scale", held.scale.view(-1))

@@ -62,7 +62,10 @@ class QuantizationReport:
         return 8 * sum(part.nbytes for part in blocks) / sum(part.elements for part in blocks)
 
     def __str__(self) -> str:
-        lines = [f"{part.name:<44} {str(list(part.shape)):<18} {part.format:<14} {part.bits:6.3f} bits  {part.reason}".rstrip() for part in self.parts]
+        lines = [
+            f"{part.name:<44} {str(list(part.shape)):<18} {part.format:<14} {part.bits:6.3f} bits  {part.reason}".rstrip()
+            for part in self.parts
+        ]
         lines.append(
             f"{self.share:.1%} of the weights quantised, {self.bits_per_weight:.3f} bits a weight all-in, "
             f"{self.nbytes / 2**20:.1f} MiB ({self.nbytes / self.original_nbytes:.3f} of what it was)"
@@ -95,17 +98,31 @@ def quantize_model(
     recipe = Recipe.named(recipe)
     method = method if isinstance(method, Method) else Method(method or recipe.method)
     original = _nbytes(model)
-    if len({recipe.blocks, recipe.head, recipe.embedding}) == 1 and recipe.blocks in ("bf16", "fp16", "fp32") and not recipe.overrides:
+    if (
+        len({recipe.blocks, recipe.head, recipe.embedding}) == 1
+        and recipe.blocks in ("bf16", "fp16", "fp32")
+        and not recipe.overrides
+    ):
         return _cast(model, recipe, original)
     parts = survey(model, recipe, kernel)
     check_survey(model, parts, least_share)
-    calibrated = [p for p in parts if p.kind in ("linear", "conv1d") and p.part == "blocks" and get_format(p.format).kind == "integer"]
+    calibrated = [
+        p
+        for p in parts
+        if p.kind in ("linear", "conv1d") and p.part == "blocks" and get_format(p.format).kind == "integer"
+    ]
     if "awq" in method.parts and not folds:
-        raise BadRequest("AWQ folds scales into what precedes each layer and no map was given; pass folds=fold_map(model), or use gptq or clip.")
+        raise BadRequest(
+            "AWQ folds scales into what precedes each layer and no map was given; pass folds=fold_map(model), or use gptq or clip."
+        )
     if {"awq", "gptq"} & set(method.parts) and calibration is None:
-        raise BadRequest(f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'.")
+        raise BadRequest(
+            f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'."
+        )
     if "gptq" in method.parts and not calibrated:
-        raise BadRequest(f"GPTQ rounds to integer grids, and no linear layer of recipe {recipe.name} has one; use method 'rtn'.")
+        raise BadRequest(
+            f"GPTQ rounds to integer grids, and no linear layer of recipe {recipe.name} has one; use method 'rtn'."
+        )
 
     statistics: dict[str, InputStatistics] = {}
     if calibration is not None and method.name != "rtn":
@@ -116,7 +133,9 @@ def quantize_model(
         progress("searching AWQ scales")
         formats = {p.name: get_format(p.format) for p in calibrated}
         alphas = awq(model, list(folds), statistics, lambda name, w, s: round_trip(w, formats[name], method, s))
-        notes.append(f"AWQ folded {len(alphas)} scales, alpha {min(alphas.values(), default=0):.1f} to {max(alphas.values(), default=0):.1f}")
+        notes.append(
+            f"AWQ folded {len(alphas)} scales, alpha {min(alphas.values(), default=0):.1f} to {max(alphas.values(), default=0):.1f}"
+        )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for part in parts:
@@ -134,7 +153,9 @@ def _replace(model, part: Part, method: Method, statistics, kernel: str, recipe:
     """One parameter's holder, replaced by its quantised kind."""
     if part.kind == "experts":
         owner, _, name = part.name.rpartition(".")
-        hold_parameter(model.get_submodule(owner), name, round_to_nearest(model.get_parameter(part.name).detach(), part.format))
+        hold_parameter(
+            model.get_submodule(owner), name, round_to_nearest(model.get_parameter(part.name).detach(), part.format)
+        )
         return
     module = model.get_submodule(part.name)
     weight = (module.weight.T if part.kind == "conv1d" else module.weight).detach()
@@ -168,10 +189,19 @@ def _cast(model: nn.Module, recipe: Recipe, original: int) -> QuantizationReport
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[recipe.blocks]
     for name, parameter in model.named_parameters():
         if float(parameter.abs().max()) > torch.finfo(dtype).max:
-            raise BadRequest(f"{name} holds a weight of {float(parameter.abs().max()):.3g}, too large for {recipe.blocks}; take bf16.")
+            raise BadRequest(
+                f"{name} holds a weight of {float(parameter.abs().max()):.3g}, too large for {recipe.blocks}; take bf16."
+            )
     model.to(dtype)
     parts = [
-        Part(name, "linear" if p.ndim > 1 else "kept", "blocks" if p.ndim > 1 else "other", tuple(p.shape), recipe.blocks, p.numel() * p.element_size())
+        Part(
+            name,
+            "linear" if p.ndim > 1 else "kept",
+            "blocks" if p.ndim > 1 else "other",
+            tuple(p.shape),
+            recipe.blocks,
+            p.numel() * p.element_size(),
+        )
         for name, p in model.named_parameters()
     ]
     return QuantizationReport(recipe, "rtn", tuple(parts), original)

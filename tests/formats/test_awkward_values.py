@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import KNOWN_FORMATS, dequantize, get_format, quantize
-from labkit.formats import floats
+from labkit.formats import KNOWN_FORMATS, dequantize, floats, get_format, quantize
 from labkit.formats.integer import Grid, encode, round_to_grid
 
-INTEGERS = [name for name in KNOWN_FORMATS if name.startswith("int")] + ["int4_channel_zp", "int4_channel_min", "int4_g32_mid"]
+INTEGERS = [name for name in KNOWN_FORMATS if name.startswith("int")] + [
+    "int4_channel_zp",
+    "int4_channel_min",
+    "int4_g32_mid",
+]
 SCALED = INTEGERS + ["fp8_e4m3", "nvfp4"]
 
 
@@ -113,7 +116,10 @@ def test_nvfp4_blocks_of_zero_tiny_and_large():
     assert not bool(torch.isnan(held.scale.float()).any())
     back = held.dequantize()
     assert torch.equal(back[0, :16], torch.zeros(16))
-    assert bool(((back[0, 16:32] - 1e-6).abs() <= float(tensor_scale) * 2**-9 / 4).all()) and float(back[0, 16:32].abs().max()) > 0
+    assert (
+        bool(((back[0, 16:32] - 1e-6).abs() <= float(tensor_scale) * 2**-9 / 4).all())
+        and float(back[0, 16:32].abs().max()) > 0
+    )
     torch.testing.assert_close(back[0, 32:], weight[0, 32:])
 
 

@@ -9,7 +9,15 @@ import torch
 from labkit.errors import BadRequest
 from labkit.formats import KNOWN_FORMATS, RECIPES, get_format, get_recipe, quantize
 
-EXTRA = ("int5_g32_zp", "int6_channel_zp", "int7_tensor_min", "int4_tensor_zp", "int4_g32_mid", "int8_g7_zp", "int3_channel_min")
+EXTRA = (
+    "int5_g32_zp",
+    "int6_channel_zp",
+    "int7_tensor_min",
+    "int4_tensor_zp",
+    "int4_g32_mid",
+    "int8_g7_zp",
+    "int3_channel_min",
+)
 
 
 def test_describing_needs_no_torch():
@@ -50,7 +58,9 @@ def test_predicted_bytes_are_the_stored_bytes(name, shape):
     assert sum(storages.values()) == held.nbytes  # no view into something larger
 
 
-@pytest.mark.parametrize("name", ["int9_channel", "int4", "int4_g0_zp", "int4_g32_foo", "fp8", "", "INT4_channel", "int4_channel\n"])
+@pytest.mark.parametrize(
+    "name", ["int9_channel", "int4", "int4_g0_zp", "int4_g32_foo", "fp8", "", "INT4_channel", "int4_channel\n"]
+)
 def test_an_unknown_name_is_refused_with_the_grammar(name):
     with pytest.raises(BadRequest, match="channel.token.tensor"):
         get_format(name)

@@ -8,10 +8,30 @@ import torch
 from labkit.errors import BadRequest
 from labkit.formats import get_format, quantize
 from labkit.kernels import packed
-from labkit.kernels.packed import FEW_ROWS, Int4Pack, Int8Pack, Plain, fast_path, int4_bound, pack_weight, resident_nbytes
+from labkit.kernels.packed import (
+    FEW_ROWS,
+    Int4Pack,
+    Int8Pack,
+    Plain,
+    fast_path,
+    int4_bound,
+    pack_weight,
+    resident_nbytes,
+)
 
-INT4 = ["int4_g32_min", "int4_g32_zp", "int4_g64_zp", "int4_g32_sym", "int4_g128_zp", "int4_channel", "int4_channel_zp", "int4_g32_mid"]
-needs_layout = pytest.mark.skipif(not packed.layout_is_known(), reason="this build packs INT4 in an order that labkit cannot read back")
+INT4 = [
+    "int4_g32_min",
+    "int4_g32_zp",
+    "int4_g64_zp",
+    "int4_g32_sym",
+    "int4_g128_zp",
+    "int4_channel",
+    "int4_channel_zp",
+    "int4_g32_mid",
+]
+needs_layout = pytest.mark.skipif(
+    not packed.layout_is_known(), reason="this build packs INT4 in an order that labkit cannot read back"
+)
 
 
 def weight(rows=128, columns=256, seed=0):
@@ -73,7 +93,9 @@ def test_what_is_held_comes_back_bit_for_bit():
 
 
 @needs_layout
-@pytest.mark.parametrize("name", ["int8_channel", "int4_g32_min", "int4_g64_zp", "int4_channel", "bf16", "fp32", "int3_g64_zp"])
+@pytest.mark.parametrize(
+    "name", ["int8_channel", "int4_g32_min", "int4_g64_zp", "int4_channel", "bf16", "fp32", "int3_g64_zp"]
+)
 def test_predicted_bytes_are_the_resident_bytes(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -109,7 +131,13 @@ def test_a_format_without_a_fast_path_says_so_once_and_only_when_chosen():
 
 @pytest.mark.parametrize(
     "name, shape",
-    [("int4_g64_zp", (128, 96)), ("int4_g32_min", (65, 64)), ("int4_g16_zp", (64, 64)), ("int4_tensor", (64, 64)), ("nvfp4", (64, 64))],
+    [
+        ("int4_g64_zp", (128, 96)),
+        ("int4_g32_min", (65, 64)),
+        ("int4_g16_zp", (64, 64)),
+        ("int4_tensor", (64, 64)),
+        ("nvfp4", (64, 64)),
+    ],
 )
 def test_shapes_the_operator_cannot_take_go_to_the_reference(name, shape):
     assert fast_path(get_format(name), shape) is None

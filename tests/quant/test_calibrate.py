@@ -62,6 +62,8 @@ def test_empty_calibration_is_refused():
         Calibration.from_text("too short", Letters())
     made = Calibration.from_text("x" * 1000, Letters(), length=100, sequences=4)
     assert [len(s) for s in made.sequences] == [100] * 4
+    both = Calibration.from_text(["a" * 1000, "b" * 1000], Letters(), length=100, sequences=5)
+    assert [s[0] for s in both.sequences] == [97, 97, 97, 98, 98]  # neither text crowds the other out
 
 
 def test_a_running_mean_over_many_batches():

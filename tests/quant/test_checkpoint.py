@@ -113,7 +113,11 @@ def test_w8a8_comes_back_as_w8a8(tmp_path):
 
 def test_transformers_models_come_back_too(tmp_path):
     transformers = pytest.importorskip("transformers")
-    build = lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=128, n_positions=32, n_embd=64, n_layer=1, n_head=2)).eval()  # noqa: E731
+    config = transformers.GPT2Config(vocab_size=128, n_positions=32, n_embd=64, n_layer=1, n_head=2)
+
+    def build():
+        return transformers.GPT2LMHeadModel(config).eval()
+
     model = build()
     quantize_model(model, "int8_channel")
     save(model, tmp_path / "m.safetensors")
@@ -149,10 +153,22 @@ LIES = {
     "not a checkpoint": (lambda m: m.pop("labkit"), None, "not a quantised checkpoint"),
     "broken json": (lambda m: m.update(layers="{"), None, "not JSON"),
     "a field missing": (layers_changed(lambda x: x["head"].pop("shape")), None, "says nothing of 'shape' for head"),
-    "another format": (layers_changed(lambda x: x["layers.0.mlp.down"].update(format="int3_g64_zp")), None, "lies about itself"),
-    "a format of equal size": (layers_changed(lambda x: x["layers.0.mlp.down"].update(format="int4_g32_min")), None, "lies about itself"),
+    "another format": (
+        layers_changed(lambda x: x["layers.0.mlp.down"].update(format="int3_g64_zp")),
+        None,
+        "lies about itself",
+    ),
+    "a format of equal size": (
+        layers_changed(lambda x: x["layers.0.mlp.down"].update(format="int4_g32_min")),
+        None,
+        "lies about itself",
+    ),
     "an unknown format": (layers_changed(lambda x: x["head"].update(format="int4_magic")), None, "no number format"),
-    "another shape": (layers_changed(lambda x: x["head"].update(shape=[64, 128])), None, "lies about itself|another architecture"),
+    "another shape": (
+        layers_changed(lambda x: x["head"].update(shape=[64, 128])),
+        None,
+        "lies about itself|another architecture",
+    ),
     "changed codes": (None, lambda t: t["layers.0.mlp.down.weight.codes"].add_(1), "checksum"),
     "swapped scales": (None, lambda t: t["layers.0.mlp.down.weight.scale"].mul_(2), "checksum"),
     "a tensor gone": (None, lambda t: t.pop("layers.0.mlp.down.weight.scale"), "checksum"),

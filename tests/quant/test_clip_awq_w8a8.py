@@ -22,7 +22,9 @@ def outliers(rows=32, columns=96, seed=0):
     return weight
 
 
-@pytest.mark.parametrize("name", ["int4_g32_zp", "int4_g64_zp", "int3_g64_zp", "int4_channel", "int4_g32_min", "int2_g32_zp"])
+@pytest.mark.parametrize(
+    "name", ["int4_g32_zp", "int4_g64_zp", "int3_g64_zp", "int4_channel", "int4_g32_min", "int2_g32_zp"]
+)
 def test_clipping_never_loses_to_the_full_range(name):
     weight, format = outliers(), get_format(name)
     full, clipped = quantize(weight, name), from_grid(weight, search_clip(weight, format), (32, 96))
@@ -35,7 +37,10 @@ def test_clipping_weighs_by_what_is_read():
     weight, format = outliers(), get_format("int3_g64_zp")
     H = torch.diag(torch.where(torch.arange(96) % 31 == 0, 100.0, 0.01))  # only the outliers matter: do not clip them
     grid = search_clip(weight, format, H)
-    assert error(weight, from_grid(weight, grid, (32, 96)), H) <= error(weight, quantize(weight, "int3_g64_zp"), H) * 1.0001
+    assert (
+        error(weight, from_grid(weight, grid, (32, 96)), H)
+        <= error(weight, quantize(weight, "int3_g64_zp"), H) * 1.0001
+    )
     free = search_clip(weight, format)
     assert float(grid.scale.float().mean()) > float(free.scale.float().mean())
 
@@ -107,7 +112,9 @@ def test_awq_lowers_the_error_and_keeps_the_function():
         seen = InputStatistics.empty(64)
         seen.add(model.norm(x))
     assert alphas["one"] > 0 and scaled < 0.6 * plain
-    torch.testing.assert_close(statistics["one"].hessian, seen.hessian, rtol=1e-3, atol=1e-4)  # rescaled, not re-measured
+    torch.testing.assert_close(
+        statistics["one"].hessian, seen.hessian, rtol=1e-3, atol=1e-4
+    )  # rescaled, not re-measured
 
 
 def test_awq_keeps_alpha_zero_where_nothing_helps():

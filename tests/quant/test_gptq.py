@@ -12,7 +12,16 @@ from labkit.quant.calibrate import InputStatistics
 from labkit.quant.gptq import gptq
 from labkit.quant.rtn import error
 
-FORMATS = ["int4_g64_zp", "int4_g32_min", "int4_channel", "int3_g64_zp", "int4_g32_sym", "int2_g32_zp", "int4_tensor", "int8_channel"]
+FORMATS = [
+    "int4_g64_zp",
+    "int4_g32_min",
+    "int4_channel",
+    "int3_g64_zp",
+    "int4_g32_sym",
+    "int2_g32_zp",
+    "int4_tensor",
+    "int8_channel",
+]
 
 
 def problem(rows=24, columns=128, tokens=400, seed=0):
@@ -40,7 +49,9 @@ def test_static_groups_keep_the_grid_and_the_order_of_columns():
     held = gptq(weight, get_format("int4_g64_zp"), H)
     rounded = quantize(weight, "int4_g64_zp")
     assert torch.equal(held.scale, rounded.scale) and torch.equal(held.offset, rounded.offset)
-    assert float((held.dequantize() - weight).abs().max()) < 40 * float(held.scale.float().max())  # no column in another's place
+    assert float((held.dequantize() - weight).abs().max()) < 40 * float(
+        held.scale.float().max()
+    )  # no column in another's place
 
 
 def test_groups_fitted_on_the_way():
@@ -102,7 +113,9 @@ def test_fewer_tokens_than_columns_succeed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         held = gptq(weight, get_format("int4_g64_zp"), statistics.hessian)
-    assert error(weight, held, statistics.hessian) < 0.5 * error(weight, quantize(weight, "int4_g64_zp"), statistics.hessian)
+    assert error(weight, held, statistics.hessian) < 0.5 * error(
+        weight, quantize(weight, "int4_g64_zp"), statistics.hessian
+    )
 
 
 def test_float32_needs_little_damping_where_bfloat16_needs_much():

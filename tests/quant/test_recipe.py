@@ -50,11 +50,24 @@ def test_bad_recipes_are_refused_by_name(tmp_path, text, match):
 
 
 def test_ends_and_overrides():
-    recipe = Recipe("r", "int4_g64_zp", first_layers=Ends(1, "int8_channel"), last_layers=Ends(1, "int6_g64_zp"), overrides={"*.down": "int5_g64_zp"})
+    recipe = Recipe(
+        "r",
+        "int4_g64_zp",
+        first_layers=Ends(1, "int8_channel"),
+        last_layers=Ends(1, "int6_g64_zp"),
+        overrides={"*.down": "int5_g64_zp"},
+    )
     names = ["layers.0.mlp.gate_up", "layers.1.mlp.gate_up", "layers.3.mlp.gate_up", "layers.0.mlp.down"]
-    assert [recipe.format_of(n, "blocks", 4) for n in names] == ["int8_channel", "int4_g64_zp", "int6_g64_zp", "int5_g64_zp"]
+    assert [recipe.format_of(n, "blocks", 4) for n in names] == [
+        "int8_channel",
+        "int4_g64_zp",
+        "int6_g64_zp",
+        "int5_g64_zp",
+    ]
     assert recipe.format_of("head", "head", 4) == "int8_channel"
-    assert [layer_of(n) for n in ("layers.12.attention.qkv", "transformer.h.3.attn.c_attn", "head", "model.layers.7")] == [12, 3, None, 7]
+    assert [
+        layer_of(n) for n in ("layers.12.attention.qkv", "transformer.h.3.attn.c_attn", "head", "model.layers.7")
+    ] == [12, 3, None, 7]
 
 
 CANDIDATES = ("int3_g64_zp", "int4_g64_zp", "int8_channel")
