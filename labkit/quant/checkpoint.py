@@ -8,7 +8,6 @@ are never read. A file that lies about itself (sizes, dtypes, missing or surplus
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -18,15 +17,12 @@ from torch import Tensor, nn
 
 from labkit.errors import BadRequest
 from labkit.formats import get_format
-from labkit.formats.integer import DTYPES
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels.packed import PackedWeight, Plain, pack_weight
+from labkit.quant.header import VERSION, check_stored, digest, read_header
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.w8a8 import W8A8Weight
 from labkit.quant.walk import QuantizationReport, hold_parameter
-
-VERSION = 1
-FIELDS = {"kind", "format", "shape", "kernel", "dtype", "bias", "scale", "shared_with"}
 
 
 def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict]]:
@@ -106,59 +102,6 @@ def warn_if_larger(report: QuantizationReport) -> None:
         )
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of names."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
-    return total.hexdigest()
-
-
-def read_header(path: str | Path) -> dict:
-    """The header alone, checked for version and fields."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), "pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise BadRequest(
-            f"{path} cannot be read as safetensors ({error}); the file is broken, truncated or something else."
-        ) from None
-    if metadata.get("labkit") != "quantised checkpoint":
-        raise BadRequest(f"{path} is not a quantised checkpoint of labkit; write one with labkit quantize.")
-    missing = [key for key in ("version", "layers", "tensor_bytes", "sha256", "about") if key not in metadata]
-    if missing:
-        raise BadRequest(
-            f"The header of {path} lacks {missing[0]!r}; the file is damaged or was written by something else."
-        )
-    header = {
-        key: metadata[key] if key in ("labkit", "sha256") else _json(metadata[key], key, path) for key in metadata
-    }
-    if header["version"] != VERSION:
-        raise BadRequest(
-            f"{path} has version {header['version']} and this labkit reads version {VERSION}; write it again or use the labkit that wrote it."
-        )
-    for name, layer in header["layers"].items():
-        if layer.get("kind") == "alias" and "shared_with" in layer:
-            continue
-        if lacking := FIELDS - set(layer):
-            raise BadRequest(
-                f"The header of {path} says nothing of {sorted(lacking)[0]!r} for {name}; the file is damaged."
-            )
-        get_format(layer["format"])
-    return header
-
-
-def _json(text: str, key: str, path) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise BadRequest(f"The header field {key!r} of {path} is not JSON; the file is damaged.") from None
-
-
 def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
     """Fill a model of the same architecture (its weights are ignored; the meta device is fine) and return it."""
     from safetensors.torch import load_file
@@ -201,7 +144,7 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
             for key in ("codes", "scale", "offset", "tensor_scale")
             if f"{name}.weight.{key}" in tensors
         }
-        _check_stored(name, format, shape, stored, path)
+        check_stored(name, format, shape, stored, path)
         taken.update(f"{name}.weight.{key}" for key in stored)
         held = QuantizedTensor(format, shape, **stored)
         if layer["kind"] == "experts":
@@ -233,25 +176,6 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
         taken.update([f"{name}.bias"] if layer["bias"] else [])
     parent, _, leaf = name.rpartition(".")
     setattr(_module(skeleton, parent, path), leaf, new.train(False))
-
-
-def _check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, Tensor], path) -> None:
-    bytes_there = sum(t.numel() * t.element_size() for t in stored.values())
-    codes = stored.get("codes")
-    wanted = DTYPES[format.name] if format.kind == "float" else torch.uint8
-    scale = stored.get("scale")
-    scale_dtype = DTYPES.get(format.scale_dtype) if format.scale_dtype else None
-    if (
-        codes is None
-        or codes.dtype != wanted
-        or bytes_there != format.nbytes(shape)
-        or (scale_dtype is None) != (scale is None)
-        or (scale is not None and scale.dtype != scale_dtype)
-        or (format.offset is None) != ("offset" not in stored)
-    ):
-        raise BadRequest(
-            f"The header of {path} says that {name} is {format.name} {list(shape)}, but the bytes stored are not; the file lies about itself."
-        )
 
 
 def _module(skeleton: nn.Module, name: str, path) -> nn.Module:

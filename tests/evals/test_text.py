@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.evals.text import Passage, Remembered, cut, evaluate, ratio_interval, results, score, through_cache
+from labkit.evals.reading import Passage, Remembered, cut, through_cache
+from labkit.evals.text import evaluate, ratio_interval, results, score
 from labkit.model.tiny import tiny_model
 from labkit.quant import quantize_model
 
@@ -21,7 +22,9 @@ class Letters:
 
 def passages(lengths=(40, 17, 200), slice="code"):
     generator = torch.Generator().manual_seed(0)
-    return [Passage(f"p{n}", slice, tuple(torch.randint(0, 96, (n,), generator=generator).tolist()), n - 1) for n in lengths]
+    return [
+        Passage(f"p{n}", slice, tuple(torch.randint(0, 96, (n,), generator=generator).tolist()), n - 1) for n in lengths
+    ]
 
 
 def test_the_sums_are_those_of_the_definition():

@@ -7,7 +7,7 @@ import torch
 
 from labkit.errors import BadRequest
 from labkit.formats import get_format, quantize
-from labkit.kernels import packed
+from labkit.kernels import int4, packed
 from labkit.kernels.packed import (
     FEW_ROWS,
     Int4Pack,
@@ -30,7 +30,7 @@ INT4 = [
     "int4_g32_mid",
 ]
 needs_layout = pytest.mark.skipif(
-    not packed.layout_is_known(), reason="this build packs INT4 in an order that labkit cannot read back"
+    not int4.layout_is_known(), reason="this build packs INT4 in an order that labkit cannot read back"
 )
 
 
@@ -148,7 +148,7 @@ def test_shapes_the_operator_cannot_take_go_to_the_reference(name, shape):
 
 
 def test_a_build_with_another_layout_falls_back(monkeypatch):
-    monkeypatch.setattr(packed, "layout_is_known", lambda: False)
+    monkeypatch.setattr(int4, "layout_is_known", lambda: False)
     assert fast_path(get_format("int4_g32_min"), (64, 64)) is None
     assert fast_path(get_format("int8_channel"), (64, 64)) is Int8Pack
 
