@@ -2,7 +2,7 @@
 
 No run of the model enters. Products: random matrices of the model's shapes, in the order of a layer, over so many
 copies that none is still in the last-level cache when its turn comes again, as in a real step. Attention: a
-random cache of as many layers as that takes. Glue: norms, rotation, activation and residuals on random vectors.
+random cache of as many layers as that takes. Glue: what norms, rotation, activation and residuals add around them.
 Takes about 5 s a dtype on two cores; each size is repeated until it is worth a median, and the median counts.
 """
 
@@ -47,15 +47,17 @@ def measure_operators(
     with using_threads(threads), torch.inference_mode():
         layers = _layers(shapes, dtype, device)
         head = _linear(model.vocab_size, model.hidden_size, dtype, device)
+        products = _curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device)
+        whole = _curve(rows, lambda r: _whole(model, layers, r, dtype, device), len(layers), device)
         return OperatorTimes(
-            products=_curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device),
+            products=products,
             head=_curve(
                 [b for b in ROWS if b <= max_batch] or [1],
                 lambda b: _call(head, torch.randn(b, 1, model.hidden_size, device=device, dtype=dtype)),
                 1,
                 device,
             ),
-            glue=_curve(rows, lambda r: _glue(model, r, dtype, device), 1, device),
+            glue=Curve(tuple((r, max(t - products(r), 1e-9)) for r, t in whole.points)),
             decode_attention={
                 b: _curve(KEYS, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device) for b in batches
             },
@@ -120,29 +122,45 @@ def _products(layers, rows: int, dtype, device):
     return call, len(layers)
 
 
-def _glue(model: ModelShape, rows: int, dtype, device):
-    """The other operators of a layer, on `rows` rows."""
-    kv = model.kv.layers[0]
-    heads, turned = model.num_heads + 2 * kv.num_kv_heads, model.num_heads + kv.num_kv_heads
-    inner = model.intermediate_size
-    norm = nn.RMSNorm(model.hidden_size, device=device, dtype=dtype)
-    x = torch.randn(rows, 1, model.hidden_size, device=device, dtype=dtype)
-    qkv = torch.randn(rows, 1, heads * kv.head_dim, device=device, dtype=dtype)
-    gate_up = torch.randn(rows, 1, 2 * inner, device=device, dtype=dtype)
-    cos = torch.randn(rows, 1, 1, kv.head_dim, device=device, dtype=dtype)
+class _Rest(nn.Module):
+    """What surrounds the products of one layer, in its order: norms, rotation, activation, residuals; no attention.
+
+    A module like the decoder's own, as calling modules costs Python time that a small model notices. With the products
+    between them the operators run as cold as in a real step; timed alone in a loop they would look a third faster.
+    """
+
+    def __init__(self, model: ModelShape, linears: list[nn.Linear], dtype, device):
+        super().__init__()
+        self.qkv, self.o, self.gate_up, self.down = linears
+        self.first, self.second = (nn.RMSNorm(model.hidden_size, device=device, dtype=dtype) for _ in range(2))
+        self.heads, self.kv_heads, self.head_dim = (
+            model.num_heads, model.kv.layers[0].num_kv_heads, model.kv.layers[0].head_dim,
+        )  # fmt: skip
+
+    def forward(self, x, cos, attended):
+        B, T, _ = x.shape
+        H, K = self.heads, self.kv_heads
+        heads = self.qkv(self.first(x)).view(B, T, H + 2 * K, self.head_dim).transpose(1, 2)
+        rotate(heads[:, : H + K], cos, cos)
+        x = x + self.o(attended.transpose(1, 2).reshape(B, T, H * self.head_dim))
+        gate, up = self.gate_up(self.second(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def _whole(model: ModelShape, layers, rows: int, dtype, device):
+    """Products and what surrounds them, on a decode step of `rows` rows or (above 16) a prefill of `rows` tokens."""
+    layers = [_Rest(model, linears, dtype, device) for linears in (layers if rows <= 64 else layers[:3])]
+    batch, tokens = (rows, 1) if rows <= 16 else (1, rows)
+    x = torch.randn(batch, tokens, model.hidden_size, device=device, dtype=dtype)
+    cos = torch.randn(batch, 1, tokens, model.kv.layers[0].head_dim, device=device, dtype=dtype)
+
+    attended = torch.randn(batch, model.num_heads, tokens, model.kv.layers[0].head_dim, device=device, dtype=dtype)
 
     def call():
-        norm(x)
-        split = qkv.view(rows, 1, heads, kv.head_dim).transpose(1, 2)
-        out = rotate(split[:, :turned], cos, cos)
-        out[:, : model.num_heads].transpose(1, 2).reshape(rows, 1, -1)
-        y = x + x
-        norm(y)
-        gate, up = gate_up.chunk(2, dim=-1)
-        F.silu(gate) * up
-        return x + y
+        for layer in layers:
+            layer(x, cos, attended)
 
-    return call
+    return call, len(layers)
 
 
 def _attention(model: ModelShape, batch: int, tokens: int, keys: int, dtype, device):
