@@ -5,6 +5,7 @@ read and written far more than it saved. PyTorch ships operators that unpack ins
 
     Int8Pack   int8_channel   aten::_weight_int8pack_mm             bfloat16 activations and scales
     Int4Pack   int4 groups    aten::_weight_int4pack_mm(_for_cpu)   w = (code - 8) * scale + middle, both bfloat16
+    TritonPack other integer formats, on CUDA, where Triton is installed (labkit.kernels.triton_packed)
     Plain      every format   dequantise, then multiply: the reference, and the fall-back, which says so when chosen
 
 Rows: one to `FEW_ROWS` go to the operator. Above (prefill), the weight is unpacked into a temporary bfloat16 matrix for one
@@ -18,6 +19,7 @@ When it loses: above ~16 rows arithmetic, not bytes, is the limit, and packed we
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from functools import cache
 
@@ -88,12 +90,22 @@ def fast_path(
     format: NumberFormat, shape: tuple[int, ...], device: torch.device | str = "cpu"
 ) -> type[PackedWeight] | None:
     """The class that multiplies this format in its own bits on this device, or None."""
-    device = torch.device(device)
-    if format.name == "int8_channel" and hasattr(torch.ops.aten, "_weight_int8pack_mm"):
+    cuda = torch.device(device).type == "cuda"
+    if format.name == "int8_channel" and hasattr(torch.ops.aten, "_weight_int8pack_mm") and (not cuda or has_cuda_int8()):
         return Int8Pack
-    if int4_group(format, shape) and (device.type == "cuda" or int4.layout_is_known()):
+    if int4_group(format, shape) and (cuda or int4.layout_is_known()):
         return Int4Pack
+    if cuda and importlib.util.find_spec("triton"):
+        from labkit.kernels.triton_packed import TritonPack, supported
+
+        return TritonPack if supported(format, shape) else None
     return None
+
+
+@cache
+def has_cuda_int8() -> bool:
+    """PyTorch has the INT8 operator on CUDA in newer releases only."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_weight_int8pack_mm", "CUDA")
 
 
 def pack_weight(held: QuantizedTensor, kernel: str = "auto") -> PackedWeight:
