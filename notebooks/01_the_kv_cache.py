@@ -429,8 +429,8 @@ table(step_rows, units={"no cache": "ms", "cache": "ms"})
 # - **prefill**: all positions of the prompt are new. Same work with and without.
 # - **an answer of one token** (a yes/no question, a class, a score): the answer comes
 #   with the prefill. Nothing is ever read from the cache.
-# - **short texts**: reading the weights takes as long for 8 tokens as for 1, so
-#   computing a short text again is nearly free.
+# - **short texts**: the weights must be read for one token as for a few, so computing a
+#   short text again costs little.
 #
 # What it always costs is memory.
 
@@ -454,10 +454,10 @@ units = {"predicted": "x", "measured": "x", "cache memory": "bytes"}
 table(case_rows, units=units)
 
 # %% [markdown]
-# Read the first two rows: the ratio is 1 within the noise, and the memory is taken for
-# nothing. A server that only scores or classifies can do without a cache. At the other
-# end the memory is what runs out: the cache grows with every token of every user, while
-# the weights are there once.
+# Read the first two rows: the ratio stays near 1, and the memory is taken for nothing. A
+# server that only scores or classifies can do without a cache. At the other end the
+# memory is what runs out: the cache grows with every token of every user, while the
+# weights are there once.
 
 # %% [markdown]
 # ## Exercises
