@@ -8,7 +8,7 @@ read and written far more than it saved. PyTorch ships operators that unpack ins
     TritonPack other integer formats, on CUDA, where Triton is installed (labkit.kernels.triton_packed)
     Plain      every format   dequantise, then multiply: the reference, and the fall-back, which says so when chosen
 
-Rows: one to `FEW_ROWS` go to the operator. Above (prefill), the weight is unpacked into a temporary bfloat16 matrix for one
+Rows: one to `few` (16 to 32) go to the operator. Above (prefill), the weight is unpacked into a temporary bfloat16 matrix for one
 ordinary product and thrown away: no second copy stays. Each class can give back exactly what it holds (`quantized`), so a
 checkpoint is written from the packed weights.
 
@@ -68,6 +68,8 @@ class Plain(PackedWeight):
 class Int8Pack(PackedWeight):
     """Codes int8 [N, K] and one bfloat16 scale a row: the format's own bytes, nothing rearranged."""
 
+    few = 20  # measured: unpacking costs as much as 20 rows
+
     def __init__(self, held: QuantizedTensor):
         super().__init__(held.shape, held.format)
         self.register_buffer("codes", held.codes.view(torch.int8))
@@ -91,7 +93,11 @@ def fast_path(
 ) -> type[PackedWeight] | None:
     """The class that multiplies this format in its own bits on this device, or None."""
     cuda = torch.device(device).type == "cuda"
-    if format.name == "int8_channel" and hasattr(torch.ops.aten, "_weight_int8pack_mm") and (not cuda or has_cuda_int8()):
+    if (
+        format.name == "int8_channel"
+        and hasattr(torch.ops.aten, "_weight_int8pack_mm")
+        and (not cuda or has_cuda_int8())
+    ):
         return Int8Pack
     if int4_group(format, shape) and (cuda or int4.layout_is_known()):
         return Int4Pack

@@ -1,6 +1,6 @@
 """The weight of a linear layer in one operator's layout: what every packed kernel has in common.
 
-Its tensors are buffers, so they move, save and count with the model. One to `FEW_ROWS` rows go to the operator that reads
+Its tensors are buffers, so they move, save and count with the model. One to `few` rows (16 unless a kernel says more) go to the operator that reads
 the packed bits. Above (prefill) the weight is unpacked into a temporary bfloat16 matrix for one ordinary product and
 thrown away: no second copy stays. `quantized` gives back exactly what is held, so that a checkpoint is written from it.
 """
@@ -21,6 +21,7 @@ class PackedWeight(nn.Module):
     """A weight [N, K] in one operator's layout: its tensors are buffers, so that they move, save and count with the model."""
 
     fast = True
+    few = FEW_ROWS
 
     def __init__(self, shape: tuple[int, int], format: NumberFormat):
         super().__init__()
@@ -29,7 +30,7 @@ class PackedWeight(nn.Module):
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., K] -> [..., N] in x's dtype."""
         flat = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()  # [M, K]
-        if flat.shape[0] <= FEW_ROWS:
+        if flat.shape[0] <= self.few:
             out = self.few_rows(flat)
         else:
             out = F.linear(flat, self.unpacked())

@@ -9,7 +9,6 @@ from labkit.errors import BadRequest
 from labkit.formats import get_format, quantize
 from labkit.kernels import int4, packed
 from labkit.kernels.packed import (
-    FEW_ROWS,
     Int4Pack,
     Int8Pack,
     Plain,
@@ -50,7 +49,7 @@ def close_to_reference(layer, held, x, weight_bound=0.0):
     return bool(((layer.matmul(x).double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, FEW_ROWS, FEW_ROWS + 1, 40])
+@pytest.mark.parametrize("rows", [1, 2, 5, Int8Pack.few, Int8Pack.few + 1, 40])
 def test_int8_equals_its_reference(rows):
     held = quantize(weight(), "int8_channel")
     layer = pack_weight(held)
@@ -59,7 +58,7 @@ def test_int8_equals_its_reference(rows):
 
 
 @needs_layout
-@pytest.mark.parametrize("rows", [1, 5, FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 5, Int4Pack.few, Int4Pack.few + 1])
 @pytest.mark.parametrize("name", INT4)
 def test_int4_equals_its_reference(name, rows):
     held = quantize(weight(), name)
