@@ -1,40 +1,54 @@
 """Number formats of the KV cache, as data: what one stored number costs, scales and tail included.
 
-A plain format costs its bits. A quantised one adds a scale (and a minimum or zero point) to each group:
-along the channels of one token ("token"), or along the tokens of one channel ("channel"), which needs
-whole blocks of tokens. `tail` newest tokens, and those that do not fill a block yet, stay in 16 bits.
+A plain format costs its bits. A quantised one adds a scale (and a minimum) to each group: along the channels of one
+token ("token"), along `group` tokens of one channel ("channel"), or over all heads of `group` tokens ("tensor"); the
+last two need whole blocks of tokens. Of the newest tokens at most `tail` stay in 16 bits; where one more would not fit,
+the oldest block of them is packed. "_prerope" behind a name: keys are turned back before they are quantised.
     bytes = held * D * bits / 8 + groups * (scale_bits + zero_bits) / 8
 When it loses: short contexts (all tail), and small groups, whose scales cost as much as the codes save.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from labkit.errors import BadRequest
 
+PREROPE = "_prerope"
+
 
 @dataclass(frozen=True)
 class Part:
-    """How keys, or values, are stored. `group` None: one group for the whole axis of a token and head."""
+    """How keys, or values, are stored. `group` None: one group for the whole axis of a token and head.
+
+    `zero_bits` is the width of a float minimum (0: symmetric). `code` is "int", "fp8" (e4m3) or "nvfp4" (e2m1 under
+    e4m3 scales, and one more float32 for every 32 tokens of a sequence: the streaming form of NVFP4's tensor scale).
+    """
 
     bits: int
-    axis: str | None = None          # None: no scale. "token": groups lie inside one token. "channel": along tokens
+    axis: str | None = None          # None: no scale. "token", "channel", "tensor": what shares a scale
     group: int | None = None
     scale_bits: int = 0
     zero_bits: int = 0
+    code: str = "int"
+
+    @property
+    def block(self) -> int:
+        """Tokens that are packed together (1 where each token stands for itself)."""
+        if self.code == "nvfp4":
+            return 32
+        return self.group if self.axis in ("channel", "tensor") else 1
 
     def bytes(self, width: int, heads: int, tokens: int) -> Fraction:
         """`tokens` vectors of `width` numbers in each of `heads` heads; codes are padded to whole bytes per vector."""
         codes = -(-width * self.bits // 8) * heads * tokens
-        if self.axis is None:
-            groups = 0
-        elif self.axis == "token":
+        blocks = -(-tokens // self.block)
+        groups = {None: 0, "channel": blocks * width * heads, "tensor": blocks}.get(self.axis)
+        if groups is None:
             groups = -(-width // (self.group or width)) * heads * tokens if width else 0
-        else:
-            groups = -(-tokens // self.group) * width * heads
-        return Fraction(codes) + Fraction(groups * (self.scale_bits + self.zero_bits), 8)
+        bits = groups * (self.scale_bits + self.zero_bits) + (32 * blocks if self.code == "nvfp4" else 0)
+        return Fraction(codes) + Fraction(bits, 8)
 
 
 @dataclass(frozen=True)
@@ -42,17 +56,28 @@ class KVFormat:
     name: str
     keys: Part
     values: Part
-    tail: int = 0                    # newest tokens kept in `tail_bits`
+    tail: int = 0                    # at most so many of the newest tokens stay in `tail_bits`
     tail_bits: int = 16
+    before_rope: bool = False
+
+    def __post_init__(self):
+        if self.tail < self.block - 1:
+            raise BadRequest(f"A tail of {self.tail} tokens cannot gather a block of {self.block}; give at least "
+                             f"{self.block - 1}.")
 
     @property
     def block(self) -> int:
         """Tokens that are packed together (1 where each token stands for itself)."""
-        return max(part.group if part.axis == "channel" else 1 for part in (self.keys, self.values))
+        return max(self.keys.block, self.values.block)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it has scales, and is more than a dtype."""
+        return self.keys.axis is not None
 
     def packed_tokens(self, tokens: int) -> int:
-        """How many of `tokens` are quantised: whole blocks, and never the newest `tail`."""
-        return max(0, tokens - self.tail) // self.block * self.block
+        """How many of `tokens` are quantised: whole blocks, as few as leave at most `tail`."""
+        return -(-max(0, tokens - self.tail) // self.block) * self.block
 
     def vectors(self, width: int, heads: int, tokens: int, keys: bool = True) -> Fraction:
         """Bytes of `tokens` key (or value) vectors of `width` numbers in each of `heads` heads."""
@@ -74,25 +99,39 @@ def _both(name: str, part: Part, **tail) -> KVFormat:
     return KVFormat(name, part, part, **tail)
 
 
-_INT8_TOKEN = Part(8, "token", None, scale_bits=32)
+def _token(bits: int) -> Part:
+    return Part(bits, "token", None, 16, 16)      # a bfloat16 scale and minimum per token and head
+
+
+def _channel(bits: int) -> Part:
+    return Part(bits, "channel", 32, 16, 16)      # the same per channel and 32 tokens
+
 
 KV_FORMATS: dict[str, KVFormat] = {f.name: f for f in (
-    _plain("fp32", 32), _plain("bf16", 16), _plain("fp16", 16), _plain("fp8", 8),
+    _plain("fp32", 32), _plain("bf16", 16), _plain("fp16", 16),
     _plain("bits8", 8), _plain("bits4", 4),                               # codes alone: what a paper quotes
-    _both("int8_token", _INT8_TOKEN),                                     # one float32 scale per token and head
-    _both("int8_g32", Part(8, "token", 32, scale_bits=16)),               # GGUF's Q8_0
-    _both("int4_g32", Part(4, "token", 32, scale_bits=16)),               # GGUF's Q4_0
-    KVFormat("int4_kivi", Part(4, "channel", 64, 16, 16), Part(4, "token", None, 16, 16), tail=64),
+    _both("int8_token", _token(8)),
+    _both("int8_token_sym", Part(8, "token", None, scale_bits=32)),       # one float32 scale instead
+    _both("int8_g32", Part(8, "token", 32, scale_bits=16)),               # the layout of GGUF's Q8_0
+    _both("int4_g32", Part(4, "token", 32, scale_bits=16)),               # the layout of GGUF's Q4_0
+    KVFormat("int4_kivi", _channel(4), _token(4), tail=64),
+    KVFormat("int2_kivi", _channel(2), _token(2), tail=64),
+    _both("int4_token", _token(4), tail=64),
+    _both("int2_token", _token(2), tail=64),
+    KVFormat("int4_tensor", Part(4, "tensor", 32, 16, 16), _token(4), tail=64),
+    _both("fp8_e4m3", Part(8, "token", None, scale_bits=32, code="fp8")),
+    _both("nvfp4", Part(4, "token", 16, scale_bits=8, code="nvfp4"), tail=64),
 )}
-ALIASES = {"int8": "int8_token", "int4": "int4_kivi", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
-           "half": "fp16", "q8_0": "int8_g32", "q4_0": "int4_g32", "fp8_e4m3": "fp8"}
+ALIASES = {"int8": "int8_token", "int4": "int4_kivi", "int2": "int2_kivi", "fp8": "fp8_e4m3", "float32": "fp32",
+           "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "q8_0": "int8_g32", "q4_0": "int4_g32"}
 
 
 def get_kv_format(name: str | KVFormat) -> KVFormat:
     if isinstance(name, KVFormat):
         return name
-    found = KV_FORMATS.get(ALIASES.get(name, name))
-    if found is None:
-        known = ", ".join(sorted([*KV_FORMATS, "int8", "int4"]))
-        raise BadRequest(f"KV format {name!r} is not known; choose one of {known}.")
-    return found
+    plain = str(name).removesuffix(PREROPE)
+    found = KV_FORMATS.get(ALIASES.get(plain, plain))
+    if found is None or (plain != name and not found.packed):
+        known = ", ".join(sorted([*KV_FORMATS, "int8", "int4", "int2"]))
+        raise BadRequest(f"KV format {name!r} is not known; choose one of {known}, a quantised one also with {PREROPE}.")
+    return found if plain == name else replace(found, name=found.name + PREROPE, before_rope=True)

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.errors import BadRequest
 from labkit.plan.kv import KVShape, LayerKV, kv_bytes, kv_bytes_per_token
-from labkit.plan.kv_formats import KV_FORMATS, get_kv_format
+from labkit.plan.kv_formats import KV_FORMATS, KVFormat, Part, get_kv_format
 
 MIB = 2**20
 
@@ -72,13 +72,33 @@ def test_pages_are_never_less_than_the_ideal():
 
 def test_a_tail_stays_in_full_precision_and_whole_blocks_are_packed():
     int4 = get_kv_format("int4")
-    assert [int4.packed_tokens(n) for n in (0, 64, 127, 128, 191, 192)] == [0, 0, 0, 64, 64, 128]
+    assert [int4.packed_tokens(n) for n in (0, 64, 65, 96, 97, 2048)] == [0, 0, 32, 32, 64, 1984]
     shape = KVShape.uniform(1, 1, 128)
-    assert kv_bytes(shape, 100, kv_format="int4") == kv_bytes(shape, 100, kv_format="fp16")
-    keys = 64 * 64 + 128 * 4                                      # codes, and scale and minimum of each channel
-    values = 64 * 64 + 64 * 4                                     # codes, and scale and minimum of each token
-    assert kv_bytes(shape, 128, kv_format="int4") == keys + values + 64 * 128 * 2 * 2
-    assert kv_bytes_per_token(shape, "int4") == (keys + values) / 64
+    assert kv_bytes(shape, 64, kv_format="int4") == kv_bytes(shape, 64, kv_format="fp16")
+    keys = 32 * 64 + 128 * 4                                      # codes, and scale and minimum of each channel
+    values = 32 * 64 + 32 * 4                                     # codes, and scale and minimum of each token
+    assert kv_bytes(shape, 96, kv_format="int4") == keys + values + 64 * 128 * 2 * 2
+    assert kv_bytes_per_token(shape, "int4") == (keys + values) / 32
+    assert kv_bytes(KVShape.uniform(30, 3, 64), 2048, kv_format="int4") < 0.33 * kv_bytes(KVShape.uniform(30, 3, 64), 2048)
+
+
+def test_scales_over_whole_blocks_are_counted_once_a_block():
+    shape = KVShape.uniform(1, 2, 64)
+    values = 32 * 2 * (32 + 4)                                     # codes, and a scale and minimum a token and head
+    grown = kv_bytes(shape, 128, kv_format="int4_tensor") - kv_bytes(shape, 96, kv_format="int4_tensor")
+    assert grown == 32 * 2 * 32 + 4 + values                       # keys: one scale and minimum for both heads
+    grown = kv_bytes(shape, 128, kv_format="nvfp4") - kv_bytes(shape, 96, kv_format="nvfp4")
+    assert grown == 2 * (32 * 2 * (32 + 4) + 4)                    # 4.5 bits a number, and one float32 a block
+
+
+def test_turning_keys_back_first_costs_no_bytes_and_needs_a_quantised_format():
+    shape = KVShape.uniform(2, 2, 64)
+    assert get_kv_format("int4_prerope").before_rope
+    assert kv_bytes(shape, 500, kv_format="int4_prerope") == kv_bytes(shape, 500, kv_format="int4")
+    with pytest.raises(BadRequest, match="bf16_prerope"):
+        get_kv_format("bf16_prerope")
+    with pytest.raises(BadRequest, match="at least 31"):
+        KVFormat("x", Part(4, "channel", 32, 16, 16), Part(4, "token", None, 16, 16), tail=30)
 
 
 @pytest.mark.parametrize("name", sorted(KV_FORMATS))
