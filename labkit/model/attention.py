@@ -18,6 +18,8 @@ from labkit.model.rope import rotate
 
 
 class Attention(nn.Module):
+    """One layer's attention: `forward(x [B, T, E], cos, sin, cache) -> [B, T, E]`; cos and sin from `Rotary`."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer, self.window = layer, config.window(layer)

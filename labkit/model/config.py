@@ -28,6 +28,8 @@ ARCHITECTURES = {  # what a config.json leaves out where it means the architectu
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """Sizes and switches of one decoder; `from_hf` and `from_gguf` read them, `to_hf` writes them."""
+
     architecture: str
     vocab_size: int
     hidden_size: int

@@ -18,6 +18,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say "llama"
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    """The configuration that the file's metadata and tensors state; other architectures are refused by name."""
     if file.architecture not in ARCHITECTURES:
         raise BadRequest(
             f"{file.path.name} holds a model of architecture {file.architecture!r}: labkit.model reads GGUF files of "

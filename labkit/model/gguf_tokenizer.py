@@ -37,6 +37,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
+    """The file's tokenizer with its special tokens, BOS rule and chat template; other kinds are refused by name."""
     kind = file.get("tokenizer.ggml.model")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in builders:

@@ -14,6 +14,7 @@ from labkit.model.decoder import Decoder
 
 
 def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
+    """Two layers of hidden size 32 over 96 tokens; any field of `ModelConfig` may be given instead."""
     values = {
         "architecture": architecture,
         "vocab_size": 96,
