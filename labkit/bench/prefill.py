@@ -45,6 +45,7 @@ def run(
 
 
 def render(result: dict) -> str:
+    """The result of `run` as a table for people."""
     rows = [
         (
             name,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from labkit import assets
 from labkit.model.gguf_file import GGUFFile
-from labkit.model.load import converted, load_folder
 from labkit.model.names import to_hf_state_dict
 
 pytestmark = [
@@ -77,13 +74,3 @@ def test_the_weights_are_those_that_transformers_reads_from_the_file(default_mod
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).state_dict()
     assert {name for name in theirs if name != "lm_head.weight"} == set(ours)
     assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
-
-
-@pytest.mark.slow
-def test_loading_once_converted_takes_at_most_two_seconds():
-    folder, times = converted("smollm2-135m-instruct"), []
-    for _ in range(3):
-        start = time.process_time()  # of this process: other work on the machine does not count
-        load_folder(folder)
-        times.append(time.process_time() - start)
-    assert min(times) < 2.0
