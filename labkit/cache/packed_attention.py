@@ -1,4 +1,4 @@
-"""Attention that reads packed blocks: codes become numbers 512 tokens at a time, in one small float32 buffer.
+"""Attention that reads packed blocks: codes become numbers one block of 2,048 tokens at a time, in one buffer.
 
     scores[t, s] = scale_s * (q_t . code_s) + minimum_s * sum(q_t)        where a token has one scale: folded in
     out[t]       = sum over s of (p[t, s] * scale_s) code_s + p[t, s] * minimum_s
@@ -21,7 +21,7 @@ from labkit.cache.packed_blocks import decode, folds, raw
 from labkit.cache.rotation import turn
 from labkit.plan.kv_formats import Part
 
-CHUNK = 512  # tokens decoded at once: 128 KiB a head of 64, which a core's own cache holds
+CHUNK = 2048  # tokens decoded at once
 MOST_SCORES = 2**21  # 8 MiB
 
 
@@ -42,43 +42,63 @@ class Side:
             stop = min(start + step, self.slots)
             yield start, stop, {n: t[:, :, start // per[n] : stop // per[n]] for n, t in self.held.items()}
 
+    def by_token(self, name: str) -> Tensor | None:
+        """Scales or minima of one a token, as a row beside the scores: float32 [B, K, 1, slots]."""
+        return self.held[name][:, :, : self.slots].float().mT if name in self.held else None
+
+
+class Buffer:
+    """Float32 memory for one block, kept from layer to layer and from step to step: fresh memory would have to be
+    mapped anew each time, which costs as much as the conversion."""
+
+    def __init__(self):
+        self.memory = torch.empty(0)
+
+    def at_least(self, numbers: int, device: torch.device) -> Tensor:
+        if self.memory.numel() < numbers:
+            with torch.inference_mode(False):
+                self.memory = torch.empty(numbers, device=device)
+        return self.memory
+
 
 def attend_packed(queries: Tensor, keys: Side, values: Side, seen: Tensor | None, scale: float | None = None,
-                  turns: tuple[Tensor, Tensor] | None = None) -> Tensor:  # fmt: skip
+                  turns: tuple[Tensor, Tensor] | None = None, buffer: Buffer | None = None) -> Tensor:  # fmt: skip
     """queries [B, H, T, D] -> [B, H, T, D]. `seen` [B or 1, T, S] over slots and tail, None: everything is seen.
     `turns`: cos and sin [B or 1, 1, slots, D/2] by which keys stored before RoPE are turned."""
     B, H, T, D = queries.shape
-    K, S = keys.tail.shape[1], keys.slots + keys.tail.shape[2]
+    K, slots, S = keys.tail.shape[1], keys.slots, keys.slots + keys.tail.shape[2]
     most = max(1, MOST_SCORES // (B * H * S))
     if T > most:
         pieces = zip(queries.split(most, 2), [None] * T if seen is None else seen.split(most, 1))
-        return torch.cat([attend_packed(q, keys, values, s, scale, turns) for q, s in pieces], 2)
+        return torch.cat([attend_packed(q, keys, values, s, scale, turns, buffer) for q, s in pieces], 2)
+    memory = (buffer or Buffer()).at_least(B * K * min(slots, CHUNK) * D, queries.device)
     q = queries.reshape(B, K, H // K * T, D).float() * (D**-0.5 if scale is None else scale)
     p = torch.empty(*q.shape[:3], S, device=q.device)  # [B, K, G * T, S]
-    total = q.sum(-1, keepdim=True) if folds(keys.part) else None
+
+    fold = folds(keys.part) and turns is None
     for start, stop, held in keys.blocks():
-        if total is not None and turns is None:
-            block = (q @ raw(held, keys.part, D).mT).mul_(held["scale"].float().mT)  # scales [B, K, 1, s]
-            if keys.part.zero_bits:
-                block.addcmul_(total, held["minimum"].float().mT)
-        else:
-            numbers = decode(held, keys.part, D)
-            if turns is not None:
-                numbers = turn(numbers, *(t[:, :, start:stop] for t in turns))
-            block = q @ numbers.mT
-        p[..., start:stop] = block
-    p[..., keys.slots :] = q @ keys.tail.float().mT
+        numbers = raw(held, keys.part, D, memory) if fold else decode(held, keys.part, D)
+        if turns is not None:
+            numbers = turn(numbers, *(t[:, :, start:stop] for t in turns))
+        p[..., start:stop] = q @ numbers.mT
+    if fold and slots:
+        p[..., :slots] *= keys.by_token("scale")
+        if keys.part.zero_bits:
+            p[..., :slots].addcmul_(q.sum(-1, keepdim=True), keys.by_token("minimum"))
+    if slots < S:
+        p[..., slots:] = q @ keys.tail.float().mT
     if seen is not None:  # a padded row that sees nothing gets a mean of something instead of NaN
         lowest = torch.finfo(torch.float32).min
         p = p.view(B, K, H // K, T, S).masked_fill(~seen[:, None, None], lowest).view(p.shape)
     p = p.softmax(-1)
-    out = p[..., values.slots :] @ values.tail.float()  # [B, K, G * T, D]
+
+    out, fold = torch.zeros_like(q), folds(values.part)  # [B, K, G * T, D]
+    weights = p[..., :slots] * values.by_token("scale") if fold else p[..., :slots]
     for start, stop, held in values.blocks():
-        weight = p[..., start:stop]
-        if folds(values.part):
-            out += (weight * held["scale"].float().mT) @ raw(held, values.part, D)
-            if values.part.zero_bits:
-                out += weight @ held["minimum"].float()
-        else:
-            out += weight @ decode(held, values.part, D)
+        numbers = raw(held, values.part, D, memory) if fold else decode(held, values.part, D)
+        out += weights[..., start:stop] @ numbers
+    if fold and values.part.zero_bits:
+        out += (p[..., :slots] * values.by_token("minimum")).sum(-1, keepdim=True)
+    if slots < S:
+        out += p[..., slots:] @ values.tail.float()
     return out.view(B, H, T, D).to(queries.dtype)

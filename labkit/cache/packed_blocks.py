@@ -84,7 +84,10 @@ def encode(numbers: Tensor, part: Part) -> dict[str, Tensor]:
         return _encode_nvfp4(groups, part, D)
     held = {}
     if part.zero_bits:
-        low, high = groups.amin(shared, keepdim=True), groups.amax(shared, keepdim=True)
+        if len(shared) == 1:
+            low, high = groups.aminmax(dim=shared[0], keepdim=True)
+        else:
+            low, high = groups.amin(shared, keepdim=True), groups.amax(shared, keepdim=True)
         dtype = SCALES[part.zero_bits]
         minimum = low.to(dtype)
         minimum = torch.where(minimum.float() > low, (low - low.abs() * torch.finfo(dtype).eps).to(dtype), minimum)
@@ -105,7 +108,9 @@ def encode(numbers: Tensor, part: Part) -> dict[str, Tensor]:
 def _pack(codes: Tensor, part: Part) -> Tensor:
     if part.code == "fp8":
         return codes.to(torch.float8_e4m3fn).view(torch.uint8)  # clamped: the cast has nothing to saturate
-    codes = codes.to(torch.int16 if part.zero_bits == 0 and part.code == "int" else torch.uint8)
+    if part.bits == 8:
+        return codes.to(torch.uint8) if part.zero_bits else codes.to(torch.int8).view(torch.uint8)
+    codes = codes.to(torch.uint8) if part.zero_bits else codes.to(torch.int16)
     return pack(codes.flatten(0, -2), part.bits).view(*codes.shape[:-1], -1)
 
 
@@ -122,13 +127,15 @@ def _encode_nvfp4(groups: Tensor, part: Part, width: int) -> dict[str, Tensor]:
     return {"codes": pack(codes.flatten(0, -2), 4).view(B, K, T, -1), "scale": scale, "block_scale": block_scale}
 
 
-def raw(held: dict[str, Tensor], part: Part, width: int) -> Tensor:
-    """The codes as numbers, without scale and minimum: float32 [B, K, T, D]."""
+def raw(held: dict[str, Tensor], part: Part, width: int, buffer: Tensor | None = None) -> Tensor:
+    """The codes as numbers, without scale and minimum: float32 [B, K, T, D], in `buffer` where one is given."""
     packed = held["codes"]
-    if part.code == "fp8":
-        return packed.view(torch.float8_e4m3fn).float()
     if part.bits == 8:
-        return (packed if part.zero_bits else packed.view(torch.int8)).float()
+        if part.code == "fp8":
+            packed = packed.view(torch.float8_e4m3fn)
+        elif not part.zero_bits:
+            packed = packed.view(torch.int8)
+        return packed.float() if buffer is None else buffer[: packed.numel()].view(packed.shape).copy_(packed)
     codes = unpack(packed.reshape(-1, packed.shape[-1]), part.bits, width, signed=not part.zero_bits and part.code == "int")
     codes = decode_e2m1(codes) if part.code == "nvfp4" else codes.float()
     return codes.view(*packed.shape[:-1], width)

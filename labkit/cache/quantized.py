@@ -22,7 +22,7 @@ from torch import Tensor
 
 from labkit.cache.bulk import NOWHERE, Bulk, Move, plan
 from labkit.cache.contract import KVCache
-from labkit.cache.packed_attention import Side, attend_packed
+from labkit.cache.packed_attention import Buffer, Side, attend_packed
 from labkit.cache.packed_blocks import encode, layout
 from labkit.cache.rotation import cos_sin, turn
 from labkit.cache.step import Step, visible
@@ -57,6 +57,7 @@ class QuantizedCache(KVCache):
         self._moves: list[Move] = []
         self._missing: set[int] = set()  # layers whose tokens of this pass have not come yet
         self._seen: dict = {}
+        self._buffer = Buffer()
         most = None if capacity is None else self.format.packed_tokens(capacity)
         self.slots = FIRST_SLOTS if most is None else min(FIRST_SLOTS, most)
         with torch.inference_mode(False), torch.no_grad():
@@ -72,26 +73,34 @@ class QuantizedCache(KVCache):
         same = all(move == self._moves[0] for move in self._moves)
         for row, move in enumerate(self._moves[:1] if same else self._moves):
             rows = slice(None) if same else slice(row, row + 1)
-            for side, new in enumerate((keys, values)):
-                self._store(layer, side, rows, move, new[rows, :, : move.count])
+            self._store(layer, rows, move, keys[rows, :, : move.count], values[rows, :, : move.count])
         self._missing.discard(layer)
 
-    def _store(self, layer: int, side: int, rows: slice, move: Move, new: Tensor) -> None:
-        tail = self.tails[layer][side][rows]  # [b, K, tail, D]
+    def _store(self, layer: int, rows: slice, move: Move, *new: Tensor) -> None:
+        oldest = []
+        for side, tail in zip(new, self.tails[layer]):
+            tail = tail[rows]  # [b, K, tail, D]
+            if not move.pack:
+                tail[:, :, move.held : move.left] = side
+                continue
+            every = torch.cat([tail[:, :, : move.held], side.to(self.dtype)], 2) if move.held else side.to(self.dtype)
+            if move.left:
+                tail[:, :, : move.left] = every[:, :, move.pack :]
+            oldest.append(every[:, :, : move.pack])
         if not move.pack:
-            tail[:, :, move.held : move.left] = new
             return
-        every = torch.cat([tail[:, :, : move.held], new.to(self.dtype)], 2) if move.held else new.to(self.dtype)
-        numbers = every[:, :, : move.pack].float()
-        if side == 0 and self.frequencies is not None:
+        if self.frequencies is not None:
             back = -torch.arange(move.start, move.start + move.pack, device=self.device)
-            numbers = turn(numbers, *cos_sin(back, self.frequencies))
-        part = self.format.values if side else self.format.keys
-        for name, codes in encode(numbers, part).items():
-            target = self.packed[layer][side][name]
-            per = self.slots // target.shape[2]
-            target[rows, :, move.slot // per : (move.slot + move.pack) // per] = codes
-        tail[:, :, : move.left] = every[:, :, move.pack :]
+            oldest[0] = turn(oldest[0].float(), *cos_sin(back, self.frequencies))
+        if self.format.keys == self.format.values:  # half the operators, and a step of decode is mostly these
+            both = encode(torch.cat(oldest), self.format.keys)
+            codes = [dict(zip(both, pair)) for pair in zip(*(t.chunk(2) for t in both.values()))]
+        else:
+            codes = [encode(oldest[0], self.format.keys), encode(oldest[1], self.format.values)]
+        for held, found in zip(self.packed[layer], codes):
+            for name, tensor in found.items():
+                per = self.slots // held[name].shape[2]
+                held[name][rows, :, move.slot // per : (move.slot + move.pack) // per] = tensor
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         home, spec = self._home[layer], self.shape.layers[layer]
@@ -108,7 +117,7 @@ class QuantizedCache(KVCache):
                 at = positions[:, None, :slots].where(positions[:, None, :slots] < NOWHERE, 0)
                 self._seen["turns"] = cos_sin(at, self.frequencies)
             turns = self._seen["turns"]
-        return attend_packed(queries, *sides, seen, scale, turns)
+        return attend_packed(queries, *sides, seen, scale, turns, self._buffer)
 
     def _view(self, slots: int, tail: int, window: int | None, sinks: int) -> tuple[Tensor, Tensor | None]:
         """Positions [B or 1, S] of slots and tail, and who sees them [B or 1, T, S]; once a pass."""
