@@ -8,13 +8,18 @@ import torch
 
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
+from labkit.cache.quantized import QuantizedCache, quantized
+from labkit.cache.window import WindowedCache, windowed
 from labkit.errors import BadRequest
 from labkit.plan.memory import KVShape
 
 CACHES: dict[str, Callable[..., KVCache] | None] = {
     "none": None,  # an equal choice: the whole text is computed again for every token
     "contiguous": ContiguousCache,
+    "windowed": WindowedCache,  # each layer keeps what its own window needs
+    **{name: quantized(name) for name in ("int8", "int4", "int2", "fp8", "nvfp4")},
 }
+EXACT = ("contiguous", "windowed")  # give the answer that a recomputation gives
 
 
 def cache_maker(kind: str | Callable[..., KVCache]) -> Callable[..., KVCache] | None:
@@ -33,4 +38,5 @@ def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 
     return None if maker is None else maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
 
 
-__all__ = ["CACHES", "ContiguousCache", "KVCache", "cache_maker", "make_cache"]
+__all__ = ["CACHES", "EXACT", "ContiguousCache", "KVCache", "QuantizedCache", "WindowedCache", "cache_maker", "make_cache",
+           "quantized", "windowed"]

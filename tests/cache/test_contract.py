@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from labkit.cache import CACHES, make_cache
+from labkit.cache import EXACT, make_cache
 from labkit.errors import BadRequest
 from labkit.kernels.reference import attention
 from labkit.plan.memory import KVShape, LayerKV
 
-KINDS = [name for name, kind in CACHES.items() if kind is not None]
+KINDS = EXACT
 SHAPE = KVShape.uniform(2, 2, 8)
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
