@@ -8,8 +8,8 @@ import torch
 
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
-from labkit.cache.quantized import QuantizedCache, quantized
-from labkit.cache.window import WindowedCache, windowed
+from labkit.cache.quantized import QuantizedCache, quantized_cache
+from labkit.cache.window import WindowedCache, windowed_cache
 from labkit.errors import BadRequest
 from labkit.plan.memory import KVShape
 
@@ -17,7 +17,7 @@ CACHES: dict[str, Callable[..., KVCache] | None] = {
     "none": None,  # an equal choice: the whole text is computed again for every token
     "contiguous": ContiguousCache,
     "windowed": WindowedCache,  # each layer keeps what its own window needs
-    **{name: quantized(name) for name in ("int8", "int4", "int2", "fp8", "nvfp4")},
+    **{name: quantized_cache(name) for name in ("int8", "int4", "int2", "fp8", "nvfp4")},
 }
 EXACT = ("contiguous", "windowed")  # give the answer that a recomputation gives
 
@@ -39,4 +39,4 @@ def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 
 
 
 __all__ = ["CACHES", "EXACT", "ContiguousCache", "KVCache", "QuantizedCache", "WindowedCache", "cache_maker", "make_cache",
-           "quantized", "windowed"]
+           "quantized_cache", "windowed_cache"]

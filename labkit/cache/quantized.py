@@ -59,7 +59,8 @@ class QuantizedCache(KVCache):
         self._seen: dict = {}
         self._buffer = Buffer()
         most = None if capacity is None else self.format.packed_tokens(capacity)
-        self.slots = FIRST_SLOTS if most is None else min(FIRST_SLOTS, most)
+        first = -(-FIRST_SLOTS // self.format.block) * self.format.block
+        self.slots = first if most is None else min(first, most)
         with torch.inference_mode(False), torch.no_grad():
             tail = self.format.tail if capacity is None else min(self.format.tail, capacity)
             for i in self._own:
@@ -202,7 +203,7 @@ class QuantizedCache(KVCache):
         self.bulks = [self.bulks[row].copy() for row in rows]
 
 
-def quantized(kv_format: str | KVFormat, frequencies: Tensor | None = None) -> Callable[..., QuantizedCache]:
+def quantized_cache(kv_format: str | KVFormat, frequencies: Tensor | None = None) -> Callable[..., QuantizedCache]:
     """A maker of caches in that format, for `make_cache`, `generate` and the registry."""
     get_kv_format(kv_format)
 

@@ -187,8 +187,8 @@ class WindowedCache(KVCache):
         self._reach = [self._reach[row] for row in rows]
 
 
-def windowed(window: int | None = None, sinks: int = 0, slack: int = 0, rerotate: bool = False,
-             frequencies: Tensor | None = None) -> Callable[..., WindowedCache]:  # fmt: skip
+def windowed_cache(window: int | None = None, sinks: int = 0, slack: int = 0, rerotate: bool = False,
+                   frequencies: Tensor | None = None) -> Callable[..., WindowedCache]:  # fmt: skip
     """A maker of such caches, for `make_cache`, `generate` and the registry."""
 
     def make(shape: KVShape, batch: int = 1, capacity: int | None = None, dtype=torch.float32, device="cpu"):
