@@ -8,6 +8,7 @@ Takes about 5 s a dtype on two cores; each size is repeated until it is worth a 
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from torch import nn
 from labkit.cache.contiguous import ContiguousCache
 from labkit.generate.sampling import greedy
 from labkit.measure.bandwidth import using_threads
+from labkit.measure.bytes import tensor_bytes
 from labkit.measure.clock import time_once
 from labkit.measure.machine import last_level_cache_bytes
 from labkit.model.rope import rotate
@@ -39,14 +41,19 @@ def measure_operators(
     threads: int | None = None,
     max_rows: int = 1024,
     max_batch: int = 16,
+    make: Callable[[str, int, int], nn.Module] | None = None,
 ) -> OperatorTimes:
-    """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most."""
+    """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most.
+
+    `make(part, rows, columns)` gives a linear layer of "blocks" or "head" (`labkit.bench.recipes`); None: a plain one in
+    `dtype`, which is always the dtype of what surrounds the products."""
+    make = make or (lambda part, rows, columns: _linear(rows, columns, dtype, device))
     shapes = fused_products(model)
     rows = [r for r in ROWS if r <= max(max_rows, 1)] or [1]
     batches = [b for b in BATCHES if b <= max_batch] or [1]
     with using_threads(threads), torch.inference_mode():
-        layers = _layers(shapes, dtype, device)
-        head = _linear(model.vocab_size, model.hidden_size, dtype, device)
+        layers = _layers(shapes, make)
+        head = make("head", model.vocab_size, model.hidden_size)
         products = _curve(rows, lambda r: _products(layers, r, dtype, device), len(layers), device)
         whole = _curve(rows, lambda r: _whole(model, layers, r, dtype, device), len(layers), device)
         return OperatorTimes(
@@ -95,9 +102,9 @@ def _copies(layer_bytes: int) -> int:
     return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
 
 
-def _layers(shapes, dtype, device) -> list[list[nn.Linear]]:
-    size = sum(rows * columns for rows, columns in shapes) * dtype.itemsize
-    return [[_linear(rows, columns, dtype, device) for rows, columns in shapes] for _ in range(_copies(size))]
+def _layers(shapes, make) -> list[list[nn.Module]]:
+    first = [make("blocks", rows, columns) for rows, columns in shapes]
+    return [first, *(copy.deepcopy(first) for _ in range(_copies(tensor_bytes(first)) - 1))]
 
 
 def _linear(rows: int, columns: int, dtype, device) -> nn.Linear:

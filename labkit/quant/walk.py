@@ -12,7 +12,7 @@ Calibrated methods apply to the blocks; head and embedding are rounded to neares
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,11 +89,13 @@ def quantize_model(
     kernel: str = "auto",
     least_share: float = LEAST_SHARE,
     forward: Callable | None = None,
+    statistics: Mapping[str, InputStatistics] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> QuantizationReport:
     """Quantise `model` in place by `recipe` (its own method unless one is given) and report on every parameter.
 
     `folds`: where AWQ may put its scales (`labkit.model.folding.fold_map`). `kernel`: "auto" or "plain" (the reference).
+    `statistics`: what `calibrate.collect` found for this very model, in place of a calibration, to try several methods.
     """
     recipe = Recipe.named(recipe)
     method = method if isinstance(method, Method) else Method(method or recipe.method)
@@ -115,7 +117,7 @@ def quantize_model(
         raise BadRequest(
             "AWQ folds scales into what precedes each layer and no map was given; pass folds=fold_map(model), or use gptq or clip."
         )
-    if {"awq", "gptq"} & set(method.parts) and calibration is None:
+    if {"awq", "gptq"} & set(method.parts) and calibration is None and statistics is None:
         raise BadRequest(
             f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'."
         )
@@ -124,8 +126,8 @@ def quantize_model(
             f"GPTQ rounds to integer grids, and no linear layer of recipe {recipe.name} has one; use method 'rtn'."
         )
 
-    statistics: dict[str, InputStatistics] = {}
-    if calibration is not None and method.name != "rtn":
+    statistics = {} if method.name == "rtn" or not statistics else dict(statistics)
+    if calibration is not None and method.name != "rtn" and not statistics:
         progress(f"calibrating on {calibration.tokens} tokens")
         statistics = collect(model, [p.name for p in calibrated], calibration, forward)
     notes = []

@@ -1,11 +1,23 @@
 """The checks of the notebooks' exercises; `labkit.show.exercises.check` says how one is made."""
 
 from labkit.show.exercises.check import Outcome, check
+from labkit.show.exercises.fewer_bits import (
+    check_bits_all_in,
+    check_most_speedup,
+    check_round_trip,
+    check_where_it_stops,
+)
 from labkit.show.exercises.kv_cache import (
     check_bytes_per_token,
     check_positions,
     check_two_answers,
     check_what_fits,
+)
+from labkit.show.exercises.what_to_lose import (
+    check_compensate,
+    check_kl,
+    check_rule_of_four,
+    check_spend,
 )
 from labkit.show.exercises.where_time_goes import (
     check_decode_limit,
@@ -17,12 +29,20 @@ from labkit.show.exercises.where_time_goes import (
 __all__ = [
     "Outcome",
     "check",
+    "check_bits_all_in",
     "check_bytes_per_token",
+    "check_compensate",
     "check_decode_limit",
     "check_first_token",
+    "check_kl",
+    "check_most_speedup",
     "check_positions",
     "check_price",
     "check_ridge_batch",
+    "check_round_trip",
+    "check_rule_of_four",
+    "check_spend",
     "check_two_answers",
     "check_what_fits",
+    "check_where_it_stops",
 ]

@@ -1,0 +1,145 @@
+"""Many ways to quantise one model, each judged on the same text against the unchanged model.
+
+    bench = Trials(model, passages, statistics)
+    bench.run("int4_g64_zp", "gptq")        ->  Trial: bits a weight of the blocks, KL and top-1 a slice, with intervals
+
+Only the linear layers in the blocks are changed (all, or those of `layers`); head and embedding stay, and arithmetic is
+float32 throughout, so a KL is what *the weights* lost. Every trial starts from a copy of the same weights, reads the same
+statistics, and is scored on the same passages; so two trials can be compared passage by passage (`paired`).
+`PartLoss` is what a recipe search is handed: the loss with just some parts rounded, measured by swapping them in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from labkit.errors import BadRequest
+from labkit.evals.reading import Passage, Remembered
+from labkit.evals.text import PassageScore, evaluate, ratio_interval, results
+from labkit.formats import dequantize, quantize
+from labkit.model.folding import fold_map
+from labkit.quant.calibrate import InputStatistics
+from labkit.quant.methods import Method
+from labkit.quant.recipe import Recipe, layer_of
+from labkit.quant.unpack import unpack_model
+from labkit.quant.walk import quantize_model
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`bits`: all-in, of the quantised linear layers. `scores`: passage by passage."""
+
+    name: str
+    method: str
+    bits: float
+    seconds: float
+    scores: tuple[PassageScore, ...]
+
+    def kl(self, slice: str = "all") -> tuple[float, float, float]:
+        """Nats a token and its 95 % interval."""
+        return self._metric("kl", slice)
+
+    def top1(self, slice: str = "all") -> tuple[float, float, float]:
+        return self._metric("top1", slice)
+
+    def _metric(self, metric: str, slice: str) -> tuple[float, float, float]:
+        rows = [row for row in results(self.scores) if (row["slice"], row["metric"]) == (slice, metric)]
+        if not rows:
+            raise BadRequest(f"There is no slice {slice!r} in this trial; it has {sorted({s.slice for s in self.scores})}.")
+        value, low, high = (rows[0][key] for key in ("value", "low", "high"))
+        return (value, value, value) if low is None else (value, low, high)
+
+    def tokens(self, slice: str = "all") -> int:
+        return sum(score.n for score in self.scores if slice in ("all", score.slice))
+
+
+def paired(a: Trial, b: Trial, slice: str = "all") -> tuple[float, float, float]:
+    """How many times b's KL the KL of `a` is, with a bootstrap interval over the passages both have read."""
+    rows = [(x.kl, y.kl) for x, y in zip(a.scores, b.scores, strict=True) if slice in ("all", x.slice)]
+    value, low, high = ratio_interval([x for x, _ in rows], [y for _, y in rows])
+    return (value, value, value) if low is None else (value, low, high)
+
+
+class Trials:
+    """`layers`: the indices that are quantised (None: all); the others stay in float32."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        passages: Sequence[Passage],
+        statistics: Mapping[str, InputStatistics] | None = None,
+        layers: Sequence[int] | None = None,
+    ):
+        self.model, self.passages, self.statistics = model, list(passages), statistics
+        self.reference = Remembered(model, self.passages)
+        count = len(model.layers)
+        self.layers = tuple(range(count)) if layers is None else tuple(layers)
+        self.kept = {f"layers.{i}.*": "fp32" for i in range(count) if i not in self.layers}
+
+    def recipe(self, blocks: str, overrides: Mapping[str, str] = {}, name: str | None = None) -> Recipe:
+        """`blocks` in the layers that are tried; `overrides` before the layers that stay."""
+        return Recipe(name or blocks, blocks, "fp32", "fp32", overrides={**overrides, **self.kept})
+
+    def run(
+        self,
+        blocks: str,
+        method: str | Method = "rtn",
+        *,
+        name: str | None = None,
+        overrides: Mapping[str, str] = {},
+        statistics: Mapping[str, InputStatistics] | None = None,
+    ) -> Trial:
+        method = method if isinstance(method, Method) else Method(method)
+        start = time.perf_counter()
+        model = copy.deepcopy(self.model)
+        folds = [f for f in fold_map(model) if layer_of(f.linears[0]) in self.layers] if "awq" in method.parts else ()
+        report = quantize_model(
+            model, self.recipe(blocks, overrides), method, folds=folds, kernel="plain",
+            statistics=statistics or self.statistics,
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        scores = evaluate(unpack_model(model), self.passages, self.reference)
+        changed = [p for p in report.parts if p.part == "blocks"]
+        bits = 8 * sum(p.nbytes for p in changed) / sum(p.elements for p in changed)
+        return Trial(name or f"{blocks} {method.name}", method.name, bits, seconds, tuple(scores))
+
+
+class PartLoss:
+    """loss(overrides): KL in nats a token with just these layers rounded to nearest; the model is left as it was."""
+
+    def __init__(self, model: nn.Module, passages: Sequence[Passage], reference: Callable | None = None):
+        self.model, self.passages = model, list(passages)
+        self.reference = reference or Remembered(model, self.passages)
+        self.linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and layer_of(n) is not None}
+
+    def shapes(self, patterns: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """What `recipe.search` spends bits on: each pattern's matrices stacked; all of one pattern have one length."""
+        found = {}
+        for pattern in patterns:
+            rows = [m.weight.shape for n, m in self.linears.items() if fnmatchcase(n, pattern)]
+            if not rows:
+                raise BadRequest(f"No linear layer in the blocks is named {pattern!r}; they are named as {next(iter(self.linears))}.")
+            if len({shape[1] for shape in rows}) > 1:
+                raise BadRequest(f"{pattern!r} covers matrices of different lengths; use one pattern a kind of matrix.")
+            found[pattern] = (sum(shape[0] for shape in rows), rows[0][1])
+        return found
+
+    def __call__(self, overrides: Mapping[str, str]) -> float:
+        kept = {}
+        try:
+            for pattern, format in overrides.items():
+                for name, module in self.linears.items():
+                    if fnmatchcase(name, pattern):
+                        kept.setdefault(name, module.weight.data)
+                        module.weight.data = dequantize(quantize(kept[name], format))
+            scores = evaluate(self.model, self.passages, self.reference)
+        finally:
+            for name, weight in kept.items():
+                self.linears[name].weight.data = weight
+        return sum(score.kl for score in scores) / sum(score.n for score in scores)
