@@ -17,9 +17,16 @@ from torch import Tensor
 
 from labkit.cache.contract import KVCache
 from labkit.cache.step import Step, attend_dense
-from labkit.plan.memory import KVShape
+from labkit.plan.memory import KVShape, LayerKV
 
 FIRST_SLOTS = 256
+
+
+def stored(layer: LayerKV) -> tuple[int, int, int]:
+    """Heads, numbers a head and token, and how many tensors: keys and values, or (MLA) latent and rotated key as one."""
+    if layer.latent_dim is not None:
+        return 1, layer.latent_dim + layer.rope_dim, 1
+    return layer.num_kv_heads, layer.head_dim, 2
 
 
 class ContiguousCache(KVCache):
@@ -37,29 +44,31 @@ class ContiguousCache(KVCache):
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
         if self._home[layer] != layer:
             raise ValueError(f"Layer {layer} reads the cache of layer {self._home[layer]}; it has nothing to append.")
-        step = self.step
+        step, both = self.step, ((self.keys[layer], keys), (self.values[layer], values))
+        if self.shape.layers[layer].latent_dim is not None:
+            both = both[:1]  # the values are a part of the keys
         if step.uniform:
             start = step.starts[0]
             end = start + step.num_tokens
-            self.keys[layer][:, :, start:end] = keys
-            self.values[layer][:, :, start:end] = values
+            for held, new in both:
+                held[:, :, start:end] = new
         else:
             rows, tokens, slots = step.scatter()  # [N] each; the padding is in none of them
-            self.keys[layer][rows, :, slots] = keys[rows, :, tokens].to(self.dtype)  # [N, K, D]
-            self.values[layer][rows, :, slots] = values[rows, :, tokens].to(self.dtype)
+            for held, new in both:
+                held[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         spec, home, length = self.shape.layers[layer], self._home[layer], self.step.length
-        keys, values = self.keys[home][:, :, :length], self.values[home][:, :, :length]  # [B, K, S, D]
+        keys = self.keys[home][:, :, :length]  # [B, K, S, D]
+        values = keys[..., : spec.latent_dim] if spec.latent_dim is not None else self.values[home][:, :, :length]
         return attend_dense(self.step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks)
 
     def nbytes(self) -> int:
         return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values) if t is not None)
 
     def nbytes_used(self) -> int:
-        numbers = sum(
-            2 * layer.num_kv_heads * layer.head_dim for i, layer in enumerate(self.shape.layers) if self._home[i] == i
-        )
+        own = (layer for i, layer in enumerate(self.shape.layers) if self._home[i] == i)
+        numbers = sum(heads * width * sides for heads, width, sides in map(stored, own))
         return sum(self.lengths) * numbers * self.dtype.itemsize
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
@@ -75,8 +84,9 @@ class ContiguousCache(KVCache):
         with torch.inference_mode(False), torch.no_grad():
             for i, layer in enumerate(self.shape.layers):
                 if self._home[i] == i:
-                    size = (self.batch, layer.num_kv_heads, slots, layer.head_dim)
-                    for side in (self.keys, self.values):
+                    heads, width, sides = stored(layer)
+                    size = (self.batch, heads, slots, width)
+                    for side in (self.keys, self.values)[:sides]:
                         grown = torch.zeros(size, dtype=self.dtype, device=self.device)
                         if side[i] is not None:
                             grown[:, :, : self.length] = side[i][:, :, : self.length]

@@ -110,7 +110,7 @@ def attend_dense(
         window = None
         if T == 1 and step.uniform:  # the newest token sees all there is
             folded = queries.view(B, K, G, D)
-            return scaled_dot_product_attention(folded, keys, values, scale=scale).view(B, H, 1, D)
+            return scaled_dot_product_attention(folded, keys, values, scale=scale).view(B, H, 1, -1)
         if step.aligned and step.starts[0] == 0:  # empty cache: here the flag is the rule
             return _by_views(queries, keys, values, K, G, None, True, scale)
     if by_slot:
@@ -118,7 +118,7 @@ def attend_dense(
     if T * G <= FOLDED_QUERIES:
         bias = step.mask(key_positions, name, queries.dtype, window, sinks, queries=G)
         folded = queries.reshape(B, K, G * T, D)
-        return scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale).reshape(B, H, T, D)
+        return scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale).reshape(B, H, T, -1)
     bias = step.mask(key_positions, name, queries.dtype, window, sinks, heads=K if B > 1 else 1)
     return _by_views(queries, keys, values, K, G, bias, False, scale)
 
@@ -129,6 +129,6 @@ def _by_views(queries, keys, values, K, G, bias, causal, scale):
     S = keys.shape[2]
     grouped = queries.reshape(B * K, G, T, D)
     keys = keys.reshape(B * K, 1, S, D).expand(B * K, G, S, D)
-    values = values.reshape(B * K, 1, S, D).expand(B * K, G, S, D)
+    values = values.reshape(B * K, 1, S, -1).expand(B * K, G, S, -1)  # MLA: narrower than the keys
     out = scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, is_causal=causal, scale=scale)
-    return out.reshape(B, H, T, D)
+    return out.reshape(B, H, T, -1)

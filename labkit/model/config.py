@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import BadRequest
+from labkit.model import gemma
 from labkit.model.rope import RopeConfig
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ ARCHITECTURES = {  # what a config.json leaves out where it means the architectu
     "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
+    "gemma3_text": gemma.DEFAULTS,
 }
+CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int | None, ...] | None = None  # per layer; None: every layer sees everything
+    local_rope: RopeConfig | None = None  # of windowed layers, where it is another (Gemma)
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    latent_dim: int | None = None  # MLA: the cached vector's width; head_dim is then that of unrotated keys and values
+    rope_dim: int = 0  # MLA: width of the one rotated key
+    kv_shared: tuple[int | None, ...] | None = None  # per layer: the earlier layer whose keys and values it reads
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
@@ -62,7 +70,13 @@ class ModelConfig:
             raise BadRequest(
                 f"{len(self.windows)} windows were given for {self.num_layers} layers: give one a layer, or none."
             )
-        if self.head_dim % 2:
+        shared = self.kv_shared or (None,) * self.num_layers
+        early = all(source is None or (source < i and shared[source] is None) for i, source in enumerate(shared))
+        if not early or len(shared) != self.num_layers or (any(shared) and self.latent_dim):
+            raise BadRequest(f"kv_shared is {shared}: one entry a layer, None or an earlier layer whose own it reads.")
+        if (self.latent_dim is None) != (self.rope_dim == 0):
+            raise BadRequest("latent_dim and rope_dim go together (latent attention): give both or none.")
+        if self.head_dim % 2 or self.rope_dim % 2:
             raise BadRequest(
                 f"head_dim {self.head_dim} is odd: rotary embedding turns pairs of channels, so it must be even."
             )
@@ -76,6 +90,10 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def is_gemma(self) -> bool:
+        return self.architecture == "gemma3_text"
+
+    @property
     def context(self) -> int:
         """Tokens that may be in use at once. Dynamic rotary settings state the length before stretching."""
         return int(self.max_positions * self.rope.factor) if self.rope.kind == "dynamic" else self.max_positions
@@ -83,13 +101,16 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
+    def shared_with(self, layer: int) -> int | None:
+        return self.kv_shared[layer] if self.kv_shared else None
+
     @property
     def kv_shape(self) -> KVShape:
         from labkit.plan.memory import KVShape, LayerKV
 
-        return KVShape(
-            tuple(LayerKV(self.num_kv_heads, self.head_dim, window=self.window(i)) for i in range(self.num_layers))
-        )
+        heads, width = (self.num_kv_heads, self.head_dim) if self.latent_dim is None else (1, self.latent_dim)
+        kind = lambda i: LayerKV(heads, width, self.window(i), 0, self.latent_dim, self.rope_dim, self.shared_with(i))  # noqa: E731
+        return KVShape(tuple(kind(i) for i in range(self.num_layers)))
 
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
@@ -98,13 +119,16 @@ class ModelConfig:
         given = ARCHITECTURES[architecture] | config
         heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
-        if given.get("hidden_act", "silu") != "silu":
+        act, ours = ("hidden_activation", "gelu_pytorch_tanh") if architecture == "gemma3_text" else ("hidden_act", "silu")
+        if (given.get(act) or ours) != ours:
             raise BadRequest(
-                f"the activation {given['hidden_act']!r} is not one that labkit.model computes ('silu'): "
+                f"the activation {given[act]!r} is not one that labkit.model computes ({ours!r} for {architecture}): "
                 "labkit.hf runs the model through transformers."
             )
-        bias = bool(given.get("attention_bias", False)) and architecture in ("llama", "qwen3")
+        bias = bool(given.get("attention_bias", False)) and architecture in ("llama", "qwen3", "gemma3_text")
         eos = given.get("eos_token_id")
+        own = {"rope": RopeConfig.from_hf(given), "windows": _windows(architecture, given, layers)} \
+            if architecture != "gemma3_text" else gemma.fields_from_hf(given, layers)  # fmt: skip
         return cls(
             architecture=architecture,
             vocab_size=given["vocab_size"],
@@ -115,17 +139,16 @@ class ModelConfig:
             head_dim=head_dim,
             intermediate_size=given["intermediate_size"],
             norm_eps=given.get("rms_norm_eps", 1e-6),
-            rope=RopeConfig.from_hf(given),
             max_positions=given["max_position_embeddings"],
             tie_embeddings=bool(given.get("tie_word_embeddings", False)),
             qkv_bias=bias or architecture == "qwen2",
             o_bias=bias,
             mlp_bias=bool(given.get("mlp_bias", False)) and architecture == "llama",
-            qk_norm=architecture == "qwen3",
-            windows=_windows(architecture, given, layers),
+            qk_norm=architecture in ("qwen3", "gemma3_text"),
             bos_id=given.get("bos_token_id"),
             eos_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
             pad_id=given.get("pad_token_id"),
+            **own,
         )
 
     @classmethod
@@ -136,9 +159,8 @@ class ModelConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` that transformers reads for this shape: the inverse of `from_hf`."""
-        class_name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[self.architecture]
         config = {
-            "architectures": [class_name + "ForCausalLM"],
+            "architectures": [CLASSES[self.architecture] + "ForCausalLM"],
             "model_type": self.architecture,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -156,8 +178,10 @@ class ModelConfig:
             "pad_token_id": self.pad_id,
             **self.rope.to_hf(),
         }
-        if self.architecture in ("llama", "qwen3"):
+        if self.architecture in ("llama", "qwen3", "gemma3_text"):
             config["attention_bias"] = self.qkv_bias
+        if self.is_gemma:
+            return config | gemma.fields_to_hf(self)
         if self.architecture == "llama":
             config["mlp_bias"] = self.mlp_bias
         else:

@@ -18,21 +18,37 @@ from torch import Tensor, nn
 from labkit.errors import BadRequest
 from labkit.model.attention import Attention
 from labkit.model.config import ModelConfig
+from labkit.model.gemma import SandwichLayer
+from labkit.model.mla import LatentAttention
 from labkit.model.mlp import make_mlp
+from labkit.model.norm import make_norm
 from labkit.model.rope import Rotary
 
 
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
-        self.attn_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config, index)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attn_norm = make_norm(config)
+        self.attention = make_attention(config, index)
+        self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache=None) -> Tensor:
         x = x + self.attention(self.attn_norm(x), cos, sin, cache)
         return x + self.mlp(self.mlp_norm(x))  # [B, T, E]
+
+
+def make_attention(config: ModelConfig, index: int) -> nn.Module:
+    return (Attention if config.latent_dim is None else LatentAttention)(config, index)
+
+
+def make_layer(config: ModelConfig, index: int) -> nn.Module:
+    if not config.is_gemma:
+        return Layer(config, index)
+    norms = (make_norm(config) for _ in range(4))
+    return SandwichLayer(
+        next(norms), make_attention(config, index), next(norms), next(norms), make_mlp(config), next(norms)
+    )
 
 
 class Decoder(nn.Module):
@@ -42,12 +58,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.layers = nn.ModuleList(make_layer(config, i) for i in range(config.num_layers))
+        self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed_tokens.weight
-        self.rotary = Rotary(config.rope, config.head_dim)
+        self.rotary = Rotary(config.rope, config.rope_dim or config.head_dim)
+        self.local_rotary = None if config.local_rope is None else Rotary(config.local_rope, config.head_dim)
         self.tokenizer = None
         self.name: str | None = None
         self.revision: str | None = None
@@ -85,13 +102,20 @@ class Decoder(nn.Module):
                 "the decoder takes [batch, tokens] with at least one token."
             )
         B, T = tokens.shape
+        if cache is None and self.config.kv_shared:
+            cache = self.new_cache(B, T)  # a layer that reads another's keys finds them there
         if cache is None:
             positions, lengths = torch.arange(T, device=tokens.device).expand(B, T), counts or (T,) * B
         else:
             positions, lengths = cache.advance(T, counts), cache.lengths
         x = self.embed_tokens(tokens)  # [B, T, E]
-        cos, sin = self.rotary(positions, lengths, x.dtype)
+        turns = local = self.rotary(positions, lengths, x.dtype)  # cos and sin
+        if self.config.is_gemma:
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()  # rounded as the weights are
+        if self.local_rotary is not None:
+            local = self.local_rotary(positions, lengths, x.dtype)
         for layer in self.layers:
+            cos, sin = turns if layer.attention.window is None else local
             x = layer(x, cos, sin, cache)
         return self.norm(x)
 

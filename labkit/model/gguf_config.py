@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 
 from labkit.errors import BadRequest
+from labkit.model import gemma
 from labkit.model.config import ModelConfig
 from labkit.model.gguf_file import GGUFFile
 from labkit.model.rope import RopeConfig
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say "llama"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral's files say "llama"
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
@@ -32,8 +33,13 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     head_dim = file.get("{arch}.attention.key_length") or file.get("{arch}.rope.dimension_count") or hidden // heads
     layers, window = file.get("{arch}.block_count"), file.get("{arch}.attention.sliding_window")
     ends = (file.get("tokenizer.ggml.eos_token_id"), file.get("tokenizer.ggml.eot_token_id"))
+    if file.architecture == "gemma3":
+        own = _gemma(file, head_dim, layers, window)
+    else:
+        own = {"rope": _rope(file, head_dim), "windows": (window,) * layers if window else None}
+    names = {"gemma3": "gemma3_text", "llama": "mistral" if window else "llama"}
     return ModelConfig(
-        architecture="mistral" if window and file.architecture == "llama" else file.architecture,
+        architecture=names.get(file.architecture, file.architecture),
         vocab_size=vocab,
         hidden_size=hidden,
         num_layers=layers,
@@ -42,18 +48,28 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=file.get("{arch}.feed_forward_length"),
         norm_eps=file.get("{arch}.attention.layer_norm_rms_epsilon", 1e-6),
-        rope=_rope(file, head_dim),
         max_positions=file.get("{arch}.context_length", 2048),
         tie_embeddings="output.weight" not in shapes,
         qkv_bias="blk.0.attn_q.bias" in shapes,
         o_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_down.bias" in shapes,
         qk_norm="blk.0.attn_q_norm.weight" in shapes,
-        windows=(window,) * layers if window else None,
         bos_id=file.get("tokenizer.ggml.bos_token_id"),
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         pad_id=file.get("tokenizer.ggml.padding_token_id"),
+        **own,
     )
+
+
+def _gemma(file: GGUFFile, head_dim: int, layers: int, window: int | None) -> dict:
+    """What the file leaves to llama.cpp's own code: which layers see all, their second rotary base, the query scale."""
+    kinds = [(i + 1) % gemma.PATTERN == 0 for i in range(layers)]
+    large = layers == 62  # Gemma 3 27B scales queries by hidden / heads, the others by head_dim
+    scalar = file.get("{arch}.embedding_length") // file.get("{arch}.attention.head_count") if large else head_dim
+    return {
+        "rope": _rope(file, head_dim), "local_rope": RopeConfig(theta=gemma.LOCAL_THETA),
+        "windows": tuple(None if full else window for full in kinds), "attention_scale": scalar**-0.5,
+    }  # fmt: skip
 
 
 def _rope(file: GGUFFile, head_dim: int) -> RopeConfig:

@@ -35,6 +35,11 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA = {  # four norms a layer, two of them under names that others use otherwise; all stored plus one
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -90,19 +95,24 @@ class GGUFFile:
         """(hub name, float32 weight) for every weight, one at a time."""
         heads = {"attn_q": self.get("{arch}.attention.head_count")}
         heads["attn_k"] = self.get("{arch}.attention.head_count_kv", heads["attn_q"])
+        gemma = self.architecture == "gemma3"
+        modules = _MODULES | _GEMMA if gemma else _MODULES
         for name in self.shapes():
             if name == "rope_freqs.weight":
                 continue  # read into the configuration
             block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
             if block is None:
                 module, _, kind = name.rpartition(".")
-                yield f"{_TOP.get(module, module)}.{kind}", self.raw(name)
+                weight = self.raw(name)
+                yield f"{_TOP.get(module, module)}.{kind}", weight - 1 if gemma and module == "output_norm" else weight
                 continue
             index, module, kind = block.groups()
             weight = self.raw(name)
             if self.architecture == "llama" and module in heads:
                 weight = halves_apart(weight, heads[module])
-            yield f"model.layers.{index}.{_MODULES.get(module, module)}.{kind}", weight
+            if gemma and module.endswith("_norm"):
+                weight = weight - 1
+            yield f"model.layers.{index}.{modules.get(module, module)}.{kind}", weight
 
 
 def halves_apart(rows: Tensor, heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Three matrices of E × I, two thirds of a dense layer's weights: in decode, most of the bytes read per token are here.
 `gate` and `up` read the same input, so they are one matrix [gate | up] and one operator.
-Other feed-forwards (experts, tanh-GELU) are other classes with this call; `make_mlp` chooses by the configuration.
+Other feed-forwards (tanh-GELU, experts) are other classes with this call; `make_mlp` chooses by the configuration.
 """
 
 from __future__ import annotations
@@ -24,5 +24,13 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(gate) * up)  # [B, T, E]
 
 
+class GeGLU(SwiGLU):
+    """Gemma's: the gate through the tanh approximation of GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.gelu(gate, approximate="tanh") * up)
+
+
 def make_mlp(config: ModelConfig) -> nn.Module:
-    return SwiGLU(config)
+    return (GeGLU if config.is_gemma else SwiGLU)(config)

@@ -29,6 +29,8 @@ class Place(NamedTuple):
 
 def places(config: ModelConfig) -> dict[str, Place]:
     """Hub name -> place, in the order of the decoder's layers. A tied head has no name of its own."""
+    if config.latent_dim is not None or config.kv_shared is not None:
+        raise BadRequest("Latent attention and shared layers are switches of tiny models: no checkpoint holds such a llama.")
     q, kv, wide = config.q_size, config.kv_size, config.intermediate_size
     rows = {  # module of the hub -> module of the decoder, its rows, has a bias
         "self_attn.q_proj": ("attention.qkv", 0, q, config.qkv_bias),
@@ -41,6 +43,10 @@ def places(config: ModelConfig) -> dict[str, Place]:
         "input_layernorm": ("attn_norm", None, None, False),
         "post_attention_layernorm": ("mlp_norm", None, None, False),
     }
+    if config.is_gemma:
+        rows["post_attention_layernorm"] = ("attn_post_norm", None, None, False)
+        rows["pre_feedforward_layernorm"] = ("mlp_norm", None, None, False)
+        rows["post_feedforward_layernorm"] = ("mlp_post_norm", None, None, False)
     if config.qk_norm:
         rows["self_attn.q_norm"] = ("attention.q_norm", None, None, False)
         rows["self_attn.k_norm"] = ("attention.k_norm", None, None, False)

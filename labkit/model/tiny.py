@@ -11,6 +11,7 @@ import torch
 
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
+from labkit.model.rope import RopeConfig
 
 
 def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
@@ -22,17 +23,20 @@ def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
         "num_layers": 2,
         "num_heads": 4,
         "num_kv_heads": 2,
-        "head_dim": 12 if architecture == "qwen3" else 8,
+        "head_dim": 12 if architecture in ("qwen3", "gemma3_text") else 8,
         "intermediate_size": 48,
         "norm_eps": 1e-5,
         "max_positions": 512,
         "tie_embeddings": False,
         "qkv_bias": architecture == "qwen2",
-        "qk_norm": architecture == "qwen3",
+        "qk_norm": architecture in ("qwen3", "gemma3_text"),
         "bos_id": 1,
         "eos_ids": (2,),
         "pad_id": 2,
     }
+    if architecture == "gemma3_text":
+        values |= {"windows": (5, None), "local_rope": RopeConfig(), "rope": RopeConfig(theta=1e6),
+                   "attention_scale": 20**-0.5, "tie_embeddings": True, "qk_norm": True}  # fmt: skip
     return ModelConfig(**(values | overrides))
 
 
@@ -44,7 +48,7 @@ def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = 
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
-                weight.copy_(1 + 0.2 * noise)
+                weight.copy_((0 if model.config.is_gemma else 1) + 0.2 * noise)
             elif name.endswith("bias"):
                 weight.copy_(0.2 * noise)
             elif name.startswith("embed_tokens"):

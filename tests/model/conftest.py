@@ -49,13 +49,21 @@ LLAMA_CPP_NAMES = {  # the hub's module -> llama.cpp's, written out here on its 
 }
 
 
+GEMMA_NAMES = LLAMA_CPP_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
 def write_gguf(path, model, type="F32", tokenizer=None, divisors=None, **extra):
     """A GGUF file of the model, its matrices in `type`, as llama.cpp's converter lays it out."""
     import gguf
     import numpy as np
 
     config = model.config
-    architecture = "llama" if config.architecture == "mistral" else config.architecture
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.architecture, config.architecture)
+    names = GEMMA_NAMES if architecture == "gemma3" else LLAMA_CPP_NAMES
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
@@ -83,12 +91,14 @@ def write_gguf(path, model, type="F32", tokenizer=None, divisors=None, **extra):
     top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     for name, weight in to_hf_state_dict(model).items():
         weight, (module, _, kind) = weight.numpy(), name.rpartition(".")
+        if architecture == "gemma3" and "norm" in module:
+            weight = weight + 1  # the converter's own line
         if module in top:
             name = f"{top[module]}.{kind}"
         else:
             index, module = module.removeprefix("model.layers.").split(".", 1)
-            name = f"blk.{index}.{LLAMA_CPP_NAMES[module]}.{kind}"
-            heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(LLAMA_CPP_NAMES[module])
+            name = f"blk.{index}.{names[module]}.{kind}"
+            heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(names[module])
             if heads and architecture == "llama":  # the converter's own line
                 shape = weight.shape
                 weight = weight.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)

@@ -19,7 +19,7 @@ ROPES = {
     "yarn-mscale": RopeConfig("yarn", 500.0, 4.0, 16, mscale=0.7, mscale_all_dim=0.3, truncate=False),
     "yarn-attention-factor": RopeConfig("yarn", factor=4.0, original_positions=32, attention_factor=1.3, beta_fast=8.0),
 }
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 
 def close(ours, theirs):
