@@ -8,6 +8,7 @@ import torch
 
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
+from labkit.cache.eviction import KeyNorm, Observed
 from labkit.cache.quantized import QuantizedCache, quantized_cache
 from labkit.cache.window import WindowedCache, windowed_cache
 from labkit.errors import BadRequest
@@ -18,6 +19,8 @@ CACHES: dict[str, Callable[..., KVCache] | None] = {
     "contiguous": ContiguousCache,
     "windowed": WindowedCache,  # each layer keeps what its own window needs
     **{name: quantized_cache(name) for name in ("int8", "int4", "int2", "fp8", "nvfp4")},
+    "key_norm": KeyNorm,
+    "observed": Observed,
 }
 EXACT = ("contiguous", "windowed")  # give the answer that a recomputation gives
 
