@@ -52,6 +52,9 @@ def evaluate(
     tasks: Annotated[list[str], typer.Argument(help="What to score: text.")],
     recipe: Annotated[str | None, typer.Option(help="Compare this recipe or format with the model as it is.")] = None,
     method: Method = None,
+    kv_format: Annotated[
+        str | None, typer.Option(help="Read the text through a KV cache in this format: int8, int4, fp8, int4_prerope ...")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items a task; for text, tokens a slice. None: all.")] = None,
     model: Model = "default",
     seed: Annotated[int, typer.Option(help="Which calibration text, and the bootstrap.")] = 0,
@@ -63,6 +66,7 @@ def evaluate(
 
     \b
     Example:  labkit eval text --recipe int4_g64_zp --limit 2048
+              labkit eval text --kv-format int4 --limit 4096
     """
     unknown = [task for task in tasks if task not in TASKS]
     if unknown:
@@ -71,22 +75,31 @@ def evaluate(
         raise BadRequest(
             f"--method {method} quantises by a recipe and none was given; add for example --recipe int4_g64_zp"
         )
-    from labkit.evals import text
+    from labkit.evals import text, through_cache
     from labkit.quant.recipe import Recipe
 
     chosen = Recipe.named(recipe) if recipe else None
+    how = through_cache.ThroughCache.up_to(kv_format, limit) if kv_format else None
     use_threads(threads)
     loaded = _load(model, device)
-    passages = text.TextTask(loaded.tokenizer, limit=limit).items()
+    if how is None:
+        passages = text.TextTask(loaded.tokenizer, limit=limit).items()
+    else:
+        passages = through_cache.passages(loaded.tokenizer, limit, how.length)
     say(f"{len(passages)} passages, {sum(len(passage.tokens) for passage in passages):,} tokens")
     reference = None
     if chosen is not None:
         # The reference keeps its own weights: quantising happens in place, in a model loaded once more.
         reference, loaded = text.Remembered(loaded, passages, Steps()), _load(model, device)
         _quantize(loaded, chosen, method, 64, seed)
-    rows = text.results(text.evaluate(loaded, passages, reference, progress=Steps()), seed)
+    if how is None:
+        scores = text.evaluate(loaded, passages, reference, progress=Steps())
+    else:
+        scores = through_cache.evaluate(loaded, passages, how, reference, Steps())
+    rows = text.results(scores, seed)
     lines = [f"{row['task']}  {row['slice']:8}{row['metric']:16}{_number(row)}  n = {row['n']:,}" for row in rows]
-    answer({"results": rows, "recipe": recipe, "model": loaded.name}, as_json, "\n".join(lines))
+    named = {"recipe": recipe, "kv_format": how and how.kv_format.name, "model": loaded.name}
+    answer({"results": rows, **named}, as_json, "\n".join(lines))
 
 
 def _number(row: dict) -> str:

@@ -43,6 +43,14 @@ class ThroughCache:
         if not self.first < self.length <= 2048:
             raise BadRequest(f"Passages of {self.length} tokens scored from {self.first}; give at most 2,048, and more.")
 
+    @classmethod
+    def up_to(cls, kv_format: str, limit: int | None) -> ThroughCache:
+        """For at most `limit` tokens of text: shorter passages where it does not reach for a whole one."""
+        if limit is not None and limit < 640:
+            raise BadRequest(f"{limit} tokens are too short to be read through a cache, whose first 512 are context; "
+                             "raise --limit to at least 640.")  # fmt: skip
+        return cls(kv_format, length=min(1024, limit or 1024))
+
     def maker(self, model: nn.Module) -> Callable:
         """Makes the caches of this format for a model."""
         if self.cache is not None:

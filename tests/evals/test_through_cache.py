@@ -1,0 +1,78 @@
+"""A KV format read through the cache: the KL is that of its definition, and most keys read are quantised ones."""
+
+import pytest
+import torch
+
+from labkit.cache import windowed_cache
+from labkit.errors import BadRequest
+from labkit.evals.text import Passage, results
+from labkit.evals.through_cache import ThroughCache, evaluate
+from labkit.model.tiny import tiny_model
+
+
+def passages(length=160, count=2):
+    generator = torch.Generator().manual_seed(0)
+    return [Passage(f"p{i}", "code", tuple(torch.randint(0, 96, (length,), generator=generator).tolist()), 7) for i in range(count)]
+
+
+def value(scores, metric):
+    return next(r["value"] for r in results(scores) if r["metric"] == metric and r["slice"] == "all")
+
+
+def test_the_sums_are_those_of_the_definition():
+    model, how = tiny_model(), ThroughCache("int8", first=100, length=160)
+    (item,) = passages(count=1)
+    (got,) = evaluate(model, [item], how)
+    tokens = torch.tensor([item.tokens])
+    p, cache, q = model(tokens)[0].double().log_softmax(-1), how.maker(model)(model.config.kv_shape, batch=1, capacity=160), []
+    for start in range(0, 160, 16):
+        q.append(model(tokens[:, start : start + 16], cache)[0])
+    q = torch.cat(q).double().log_softmax(-1)
+    at = slice(99, 159)
+    assert got.n == 60 and got.nbytes == 7
+    assert got.kl == pytest.approx(float((p.exp() * (p - q))[at].sum()), rel=1e-3)
+    assert got.top1 == int((p.argmax(-1) == q.argmax(-1))[at].sum())
+    assert got.nll == pytest.approx(-float(q[at].gather(1, tokens[0, 100:, None]).sum()), rel=1e-5)
+
+
+def test_more_bits_are_nearer_and_a_plain_cache_is_equal():
+    model, kl = tiny_model(head_dim=16), {}
+    for name in ("fp32", "int8", "int4", "int2"):
+        kl[name] = value(evaluate(model, passages(700, 1), ThroughCache(name, first=640, length=700)), "kl")
+    assert kl["fp32"] < 1e-6 < kl["int8"] < kl["int4"] < kl["int2"]
+
+
+def test_keys_that_were_not_quantised_would_tell_nothing():
+    model = tiny_model()
+    assert ThroughCache("int8").share_quantized() == 1 and 0.9 < ThroughCache("int4").share_quantized() < 0.95
+    with pytest.raises(BadRequest, match=r"Only \d+% .* tail of 64"):
+        evaluate(model, passages(200), ThroughCache("int4", first=100, length=200))
+    assert value(evaluate(model, passages(64), ThroughCache("fp32", first=32, length=64)), "kl") < 1e-6
+
+
+def test_another_cache_can_be_read_the_same_way():
+    model = tiny_model()
+    kl = [value(evaluate(model, passages(), ThroughCache("fp32", first=100, length=160, cache=windowed_cache(w))), "kl")
+          for w in (8, 160)]  # fmt: skip
+    assert kl[1] < 1e-6 < 1e-3 < kl[0]
+
+
+@pytest.mark.parametrize("make", [lambda: ThroughCache("int8", chunk=17), lambda: ThroughCache("int8", first=1024),
+                                  lambda: ThroughCache("int8", length=4096), lambda: ThroughCache("int9"),
+                                  lambda: ThroughCache.up_to("int8", 300),
+                                  lambda: ThroughCache("bits4").maker(tiny_model())])  # fmt: skip
+def test_what_cannot_be_read_is_refused(make):
+    with pytest.raises(BadRequest):
+        make()
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "bar"), [("int8", 0.0012), ("int4", 0.010)])
+def test_the_bars_on_the_default_model(name, bar):
+    from labkit.evals.through_cache import passages as texts
+    from labkit.model.load import load_model
+
+    model = load_model()
+    for row in results(evaluate(model, texts(model.tokenizer, 1024), ThroughCache(name))):
+        assert row["metric"] != "kl" or row["value"] <= bar, row
