@@ -64,6 +64,7 @@ def multiply(
 
 
 def supported(format: NumberFormat, shape: tuple[int, ...]) -> bool:
+    """Whether the kernel multiplies this format: integer codes in groups or rows of a matrix."""
     return format.kind == "integer" and format.sharing in ("group", "row") and len(shape) == 2
 
 

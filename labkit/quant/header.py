@@ -75,6 +75,7 @@ def _json(text: str, key: str, path) -> object:
 
 
 def check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, Tensor], path) -> None:
+    """Refuse stored tensors whose dtypes or bytes are not what the header says of them."""
     bytes_there = sum(t.numel() * t.element_size() for t in stored.values())
     codes = stored.get("codes")
     wanted = DTYPES[format.name] if format.kind == "float" else torch.uint8

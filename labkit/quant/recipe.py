@@ -40,6 +40,8 @@ class Ends:
 
 @dataclass(frozen=True)
 class Recipe:
+    """Formats of the parts, exceptions, method; checked when made."""
+
     name: str
     blocks: str = "int8_channel"
     head: str = "int8_channel"
@@ -96,6 +98,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
+        """From a YAML file; unknown keys, formats and methods are refused by name."""
         import yaml
 
         try:
@@ -120,6 +123,7 @@ class Recipe:
         return cls(**({"name": Path(path).stem} | said | ends))
 
     def save(self, path: str | Path) -> None:
+        """To a YAML file, with only what differs from the defaults."""
         import yaml
 
         plain, always = Recipe("plain"), ("name", "blocks", "head", "embedding")
