@@ -40,6 +40,7 @@ def multiply(
     bits: tl.constexpr, group: tl.constexpr, offset: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """One program: BLOCK_N rows of W, all of K, up to 16 rows of x."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
