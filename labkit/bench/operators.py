@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +41,18 @@ def measure_operators(
     threads: int | None = None,
     max_rows: int = 1024,
     max_batch: int = 16,
+    sizes: Sequence[int] = ROWS,
+    keys: Sequence[int] = KEYS,
     make: Callable[[str, int, int], nn.Module] | None = None,
 ) -> OperatorTimes:
-    """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most.
+    """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most; `sizes`: the rows
+    that are timed up to there; `keys`: the lengths at which attention is.
 
     `make(part, rows, columns)` gives a linear layer of "blocks" or "head" (`labkit.bench.recipes`); None: a plain one in
     `dtype`, which is always the dtype of what surrounds the products."""
     make = make or (lambda part, rows, columns: _linear(rows, columns, dtype, device))
     shapes = fused_products(model)
-    rows = [r for r in ROWS if r <= max(max_rows, 1)] or [1]
+    rows = [r for r in sizes if r <= max(max_rows, 1)] or [1]
     batches = [b for b in BATCHES if b <= max_batch] or [1]
     with using_threads(threads), torch.inference_mode():
         layers = _layers(shapes, make)
@@ -59,16 +62,16 @@ def measure_operators(
         return OperatorTimes(
             products=products,
             head=_curve(
-                [b for b in ROWS if b <= max_batch] or [1],
+                [b for b in sizes if b <= max_batch] or [1],
                 lambda b: _call(head, torch.randn(b, 1, model.hidden_size, device=device, dtype=dtype)),
                 1,
                 device,
             ),
             glue=Curve(tuple((r, max(t - products(r), 1e-9)) for r, t in whole.points)),
             decode_attention={
-                b: _curve(KEYS, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device) for b in batches
+                b: _curve(keys, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device) for b in batches
             },
-            prefill_attention=_curve(KEYS, lambda t: _attention(model, 1, t, t, dtype, device), None, device),
+            prefill_attention=_curve(keys, lambda t: _attention(model, 1, t, t, dtype, device), None, device),
             step=_curve(rows, lambda r: _step(model, r, dtype, device), 1, device),
         )
 

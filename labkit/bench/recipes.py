@@ -22,12 +22,15 @@ from labkit.bench.operators import _linear, measure_operators
 from labkit.errors import BadRequest
 from labkit.formats import get_format, get_recipe, quantize
 from labkit.generate import generate
+from labkit.kernels.weight import FEW_ROWS
 from labkit.measure.clock import Timing, interleave
 from labkit.plan.predict import Curve, OperatorTimes, step_parts
 from labkit.plan.shapes import ModelShape
 from labkit.plan.time import step_cost
 from labkit.quant.linear import QuantizedLinear
 
+SIZES = (1, 4, FEW_ROWS, FEW_ROWS + 1, 32, 256, 1024)
+KEYS = (16, 256)  # attention is the same in every recipe of one dtype; two lengths are enough here
 
 def kv_format(recipe: str) -> str:
     """The dtype of activations and cache beside the weights of a recipe: its own, or bf16 beside packed weights."""
@@ -43,7 +46,9 @@ def roofline_s(shape: ModelShape, recipe: str, bandwidth: float, batch: int = 1,
 def recipe_operators(
     shape: ModelShape, recipe: str, *, device="cpu", threads: int | None = None, max_rows: int = 16, max_batch: int = 16
 ) -> OperatorTimes:
-    """The operator curves of a recipe: products as its layers make them, everything else in `kv_format`'s dtype."""
+    """The operator curves of a recipe: products as its layers make them, everything else in `kv_format`'s dtype.
+
+    One more row than the packed operators take is timed as well: between the two there is a jump, not a slope."""
     formats, dtype = get_recipe(recipe), DTYPES[kv_format(recipe)]
 
     def make(part: str, rows: int, columns: int):
@@ -56,8 +61,9 @@ def recipe_operators(
 
     with torch.inference_mode():
         return measure_operators(
-            shape, dtype, device=device, threads=threads, max_rows=max_rows, max_batch=max_batch, make=make
-        )
+            shape, dtype, device=device, threads=threads, max_rows=max_rows, max_batch=max_batch,
+            sizes=SIZES, keys=KEYS, make=make,
+        )  # fmt: skip
 
 
 def predicted_steps(shape: ModelShape, times: OperatorTimes, batches: Sequence[int], past: int = 64) -> list[float]:

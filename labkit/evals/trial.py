@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -75,9 +74,10 @@ class Trials:
         passages: Sequence[Passage],
         statistics: Mapping[str, InputStatistics] | None = None,
         layers: Sequence[int] | None = None,
+        reference: Remembered | None = None,
     ):
         self.model, self.passages, self.statistics = model, list(passages), statistics
-        self.reference = Remembered(model, self.passages)
+        self.reference = reference or Remembered(model, self.passages)
         count = len(model.layers)
         self.layers = tuple(range(count)) if layers is None else tuple(layers)
         self.kept = {f"layers.{i}.*": "fp32" for i in range(count) if i not in self.layers}
@@ -110,36 +110,52 @@ class Trials:
         return Trial(name or f"{blocks} {method.name}", method.name, bits, seconds, tuple(scores))
 
 
+def parts_by_depth(model: nn.Module, depths: int) -> dict[str, tuple[str, ...]]:
+    """{"mlp.down 0-9": names}: the linear layers in the blocks by kind and by `depths` stretches of layers."""
+    count, found = len(model.layers), {}
+    if not 1 <= depths <= count:
+        raise BadRequest(f"{depths} stretches of {count} layers were asked for; give 1 to {count}.")
+    for name, module in model.named_modules():
+        layer = layer_of(name)
+        if isinstance(module, nn.Linear) and layer is not None:
+            stretch = layer * depths // count
+            inside = [i for i in range(count) if i * depths // count == stretch]
+            kind = name.split(f".{layer}.", 1)[1]
+            found.setdefault(f"{kind} {inside[0]}-{inside[-1]}", []).append(name)
+    return {part: tuple(names) for part, names in found.items()}
+
+
 class PartLoss:
-    """loss(overrides): KL in nats a token with just these layers rounded to nearest; the model is left as it was."""
+    """loss({part: format}): KL in nats a token with just these parts rounded to nearest; the model is left as it was.
 
-    def __init__(self, model: nn.Module, passages: Sequence[Passage], reference: Callable | None = None):
-        self.model, self.passages = model, list(passages)
-        self.reference = reference or Remembered(model, self.passages)
-        self.linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and layer_of(n) is not None}
+    What `labkit.quant.recipe.search` is handed, with `shapes()`; `expand` turns what it chose into names of layers."""
 
-    def shapes(self, patterns: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """What `recipe.search` spends bits on: each pattern's matrices stacked; all of one pattern have one length."""
+    def __init__(self, model: nn.Module, passages: Sequence[Passage], parts: Mapping[str, Sequence[str]]):
+        self.model, self.passages, self.parts = model, list(passages), dict(parts)
+        self.reference = Remembered(model, self.passages)
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Each part's matrices stacked: what its bits are counted from."""
         found = {}
-        for pattern in patterns:
-            rows = [m.weight.shape for n, m in self.linears.items() if fnmatchcase(n, pattern)]
-            if not rows:
-                raise BadRequest(f"No linear layer in the blocks is named {pattern!r}; they are named as {next(iter(self.linears))}.")
-            if len({shape[1] for shape in rows}) > 1:
-                raise BadRequest(f"{pattern!r} covers matrices of different lengths; use one pattern a kind of matrix.")
-            found[pattern] = (sum(shape[0] for shape in rows), rows[0][1])
+        for part, names in self.parts.items():
+            rows = [self.model.get_submodule(name).weight.shape for name in names]
+            if len({shape[1] for shape in rows}) != 1:
+                raise BadRequest(f"{part!r} covers matrices of different lengths; make one part a kind of matrix.")
+            found[part] = (sum(shape[0] for shape in rows), rows[0][1])
         return found
+
+    def expand(self, overrides: Mapping[str, str]) -> dict[str, str]:
+        return {name: format for part, format in overrides.items() for name in self.parts[part]}
 
     def __call__(self, overrides: Mapping[str, str]) -> float:
         kept = {}
         try:
-            for pattern, format in overrides.items():
-                for name, module in self.linears.items():
-                    if fnmatchcase(name, pattern):
-                        kept.setdefault(name, module.weight.data)
-                        module.weight.data = dequantize(quantize(kept[name], format))
+            for name, format in self.expand(overrides).items():
+                module = self.model.get_submodule(name)
+                kept[module] = module.weight.data
+                module.weight.data = dequantize(quantize(module.weight.data, format))
             scores = evaluate(self.model, self.passages, self.reference)
         finally:
-            for name, weight in kept.items():
-                self.linears[name].weight.data = weight
+            for module, weight in kept.items():
+                module.weight.data = weight
         return sum(score.kl for score in scores) / sum(score.n for score in scores)

@@ -16,7 +16,7 @@ Cost: one forward pass, 2 K^2 operations a token and layer, K^2 * 4 bytes a laye
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -142,3 +142,13 @@ def collect(
         features = getattr(modules[name], "in_features", None) or modules[name].weight.shape[-1]
         found.setdefault(name, InputStatistics.empty(features, device))
     return found
+
+
+def first_token_share(
+    seen: Mapping[str, InputStatistics], rest: Mapping[str, InputStatistics]
+) -> dict[str, float]:
+    """{layer: share of its Hessian's trace that the first token of each sequence brings}.
+
+    `seen` is from `collect` with every token, `rest` from the same text with `include_first=False`."""
+    weight = lambda one: float(one.hessian.trace()) * one.tokens  # noqa: E731
+    return {name: 1 - weight(rest[name]) / weight(seen[name]) for name in seen}

@@ -42,7 +42,7 @@ def published_bytes(model: nn.Module) -> dict[str, int]:
     """Bytes by what holds them: `linear` (int8 codes, scale, zero point), `embedding`, `rest`."""
     found = {"linear": 0, "embedding": 0, "rest": 0}
     for module in model.modules():
-        if hasattr(module, "_packed_params"):
+        if hasattr(module, "_packed_params") and callable(getattr(module, "weight", None)):
             weight = module.weight()
             found["linear"] += weight.numel() * weight.element_size() + 8 + 8  # a double and an int64 a matrix
             if module.bias() is not None:

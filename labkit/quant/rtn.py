@@ -14,7 +14,7 @@ from torch import Tensor
 from labkit.formats import quantize
 from labkit.formats.tensor import QuantizedTensor
 
-__all__ = ["error", "quantize"]
+__all__ = ["error", "expected_error", "quantize"]
 
 
 def error(weight: Tensor, held: QuantizedTensor, hessian: Tensor | None = None) -> float:
@@ -23,3 +23,11 @@ def error(weight: Tensor, held: QuantizedTensor, hessian: Tensor | None = None) 
     if hessian is None:
         return float(change.square().mean())
     return float((change @ hessian.float() * change).sum() / len(change))
+
+
+def expected_error(held: QuantizedTensor) -> float:
+    """Mean squared error of the weights if they lay anywhere between two values: scale^2 / 12, mean over the groups.
+
+    A prediction from the scales alone. It is wrong where weights lie on the grid already (a checkpoint that was rounded
+    before), or where most of a group is far smaller than one step."""
+    return float(held.scale.float().square().mean() / 12)
