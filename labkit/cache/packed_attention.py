@@ -19,6 +19,7 @@ from torch import Tensor
 
 from labkit.cache.packed_blocks import decode, folds, raw
 from labkit.cache.rotation import turn
+from labkit.kernels.packed_kv import int8_scores, int8_sums
 from labkit.plan.kv_formats import Part
 
 CHUNK = 2048  # tokens decoded at once
@@ -41,6 +42,13 @@ class Side:
         for start in range(0, self.slots, step):
             stop = min(start + step, self.slots)
             yield start, stop, {n: t[:, :, start // per[n] : stop // per[n]] for n, t in self.held.items()}
+
+    def by_kernel(self) -> bool:
+        """Whether it is what the kernel reads: whole bytes, and a bfloat16 scale and minimum a token."""
+        return self.part.bits == 8 and self.part.code == "int" and self.part.zero_bits == self.part.scale_bits == 16
+
+    def held_int8(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.held["codes"], self.held["scale"], self.held["minimum"]
 
     def by_token(self, name: str) -> Tensor | None:
         """Scales or minima of one a token, as a row beside the scores: float32 [B, K, 1, slots]."""
@@ -76,12 +84,13 @@ def attend_packed(queries: Tensor, keys: Side, values: Side, seen: Tensor | None
     p = torch.empty(*q.shape[:3], S, device=q.device)  # [B, K, G * T, S]
 
     fold = folds(keys.part) and turns is None
-    for start, stop, held in keys.blocks():
+    native = fold and slots > 0 and keys.by_kernel() and int8_scores(q, *keys.held_int8(), p, slots)
+    for start, stop, held in () if native else keys.blocks():
         numbers = raw(held, keys.part, D, memory) if fold else decode(held, keys.part, D)
         if turns is not None:
             numbers = turn(numbers, *(t[:, :, start:stop] for t in turns))
         p[..., start:stop] = q @ numbers.mT
-    if fold and slots:
+    if fold and slots and not native:
         p[..., :slots] *= keys.by_token("scale")
         if keys.part.zero_bits:
             p[..., :slots].addcmul_(q.sum(-1, keepdim=True), keys.by_token("minimum"))
@@ -92,13 +101,16 @@ def attend_packed(queries: Tensor, keys: Side, values: Side, seen: Tensor | None
         p = p.view(B, K, H // K, T, S).masked_fill(~seen[:, None, None], lowest).view(p.shape)
     p = p.softmax(-1)
 
-    out, fold = torch.zeros_like(q), folds(values.part)  # [B, K, G * T, D]
-    weights = p[..., :slots] * values.by_token("scale") if fold else p[..., :slots]
-    for start, stop, held in values.blocks():
-        numbers = raw(held, values.part, D, memory) if fold else decode(held, values.part, D)
-        out += weights[..., start:stop] @ numbers
-    if fold and values.part.zero_bits:
-        out += (p[..., :slots] * values.by_token("minimum")).sum(-1, keepdim=True)
+    fold = folds(values.part)
+    out = int8_sums(p, *values.held_int8(), slots) if fold and slots and values.by_kernel() else None
+    if out is None:
+        out = torch.zeros_like(q)  # [B, K, G * T, D]
+        weights = p[..., :slots] * values.by_token("scale") if fold else p[..., :slots]
+        for start, stop, held in values.blocks():
+            numbers = raw(held, values.part, D, memory) if fold else decode(held, values.part, D)
+            out += weights[..., start:stop] @ numbers
+        if fold and values.part.zero_bits:
+            out += (p[..., :slots] * values.by_token("minimum")).sum(-1, keepdim=True)
     if slots < S:
         out += p[..., slots:] @ values.tail.float()
     return out.view(B, H, T, D).to(queries.dtype)

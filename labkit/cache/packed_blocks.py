@@ -19,7 +19,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from labkit.formats.floats import (
-    E2M1_MAX, E4M3_MAX, E4M3_SMALLEST, decode_e2m1, encode_e2m1, to_e4m3,
+    E2M1_MAX,
+    E4M3_MAX,
+    E4M3_SMALLEST,
+    decode_e2m1,
+    encode_e2m1,
+    to_e4m3,
 )  # fmt: skip
 from labkit.formats.packing import pack, unpack
 from labkit.plan.kv_formats import Part

@@ -108,12 +108,12 @@ def test_nothing_drifts_however_often_one_goes_back_into_the_bulk(name):
     cache = QuantizedCache(KVShape.uniform(1, 2, 16), 1, 400, kv_format=name)
     fill(cache, 200)
     before = held(cache)
-    for turn in range(12):
-        cache.rewind(150 - 9 * turn)
+    for time in range(12):
+        cache.rewind(150 - 9 * time)
         now = held(cache)
         for a, b in zip(before, now):
             assert torch.equal(a[:, : cache.length], b)
-        fill(cache, 90, seed=turn)
+        fill(cache, 90, seed=time)
         before = held(cache)
         assert before[0].shape[1] == cache.length
     assert cache.bulks[0].short or name == "int8"

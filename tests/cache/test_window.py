@@ -142,14 +142,15 @@ def test_sinks_turned_again_stand_where_they_stand_in_the_cache(chunks, window, 
 
 
 def test_turning_again_changes_what_own_positions_give():
-    q, k, v = torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 8)
+    q, k, v = torch.randn(3, 1, 2, 30, 8, generator=torch.Generator().manual_seed(0))
     outs = []
     for again in (False, True):
         cache = WindowedCache(KVShape.uniform(1, 2, 8), window=4, sinks=2, rerotate=again, frequencies=FREQUENCIES)
         cache.advance(30)
         cache.append(0, k, v)
         outs.append(cache.attend(0, q))
-    assert torch.allclose(outs[0][:, :, :6], outs[1][:, :, :6]) and not torch.allclose(outs[0][:, :, 8:], outs[1][:, :, 8:])
+    difference = (outs[0] - outs[1]).abs().amax((0, 1, 3))
+    assert difference[:6].max() < 1e-5 < 1e-2 < difference[8:].max()  # nothing lies between sinks and window at first
 
 
 @pytest.mark.parametrize("options", [{"sinks": 2}, {"window": 4, "sinks": -1}, {"window": 4, "slack": -1}, {"window": 0},
