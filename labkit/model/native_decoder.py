@@ -60,6 +60,8 @@ def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
             return f"The native kernels have none for {name}: choose bf16, int8, int4, int4_channel or INT4/INT8 in groups of 32, 64, ..."
     if config.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
         return f"The native stack computes llama, mistral, qwen2 and qwen3, not {config.architecture}: use the plain decoder."
+    if config.latent_dim is not None or config.kv_shared is not None:
+        return "The native stack has no latent attention and no shared layers: use the plain decoder."
     if config.head_dim > 512:
         return f"The native attention holds heads of up to 512 numbers, not {config.head_dim}: use the plain decoder."
     return native.why_not()
