@@ -183,9 +183,9 @@ table(share_rows, units=dict.fromkeys(BOTH, "%"))
 #
 # Read the last row twice. The prediction says that `int4_g32_min` loses about as much
 # as its neighbours, and it loses nothing. **That is this checkpoint, not the format.**
-# The default model was published on exactly such a grid (GGUF's Q4_1: groups of 32, a float
-# minimum), so its weights *are* such values. No other model gives itself back like
-# that. Wherever a number in this lab depends on it, the text says so.
+# The default model was published on exactly such a grid (GGUF's Q4_1: groups of 32, a
+# float minimum), so its weights *are* such values. No other model gives itself back
+# like that. Wherever a number in this lab depends on it, the text says so.
 
 # %% [markdown]
 # ## One outlier
@@ -292,7 +292,7 @@ print(f"n = {scored} tokens in {len(passages)} passages")
 table(loss_rows, units={"same first token": "%"})
 
 # %% [markdown]
-# `int4` loses as little as `int8` here **only because this checkpoint sits on that
+# `int4` loses no more than `int8` here **only because this checkpoint sits on that
 # grid** (above). On other models 4 bits lose visibly, and notebook 03 is about losing
 # less. Speed does not depend on it: bits are bits.
 #
@@ -649,5 +649,5 @@ closing.table()
 
 # %% [markdown]
 # **Go on** with notebook 03: which 4 bits, so that less is lost. The same numbers on
-# the command line: `labkit bench decode --formats fp32,bf16,int8,int4`, and `labkit eval
-# text --recipe int4_g64_zp`.
+# the command line: `labkit bench decode --formats fp32,bf16,int8,int4`, and
+# `labkit eval text --recipe int4_g64_zp`.

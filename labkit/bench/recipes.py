@@ -143,4 +143,4 @@ def break_even(
         raise BadRequest("batches and both lists of seconds must have one length; give one time for each batch.")
     a, b = (Curve(tuple(zip(batches, seconds))) for seconds in (small, other))
     reach = range(min(batches), min(most or max(batches), max(batches)) + 1)
-    return next((batch for batch in reach if a(batch) >= b(batch)), None)
+    return next((batch for batch in reach if a(batch) * (1 + 1e-9) >= b(batch)), None)

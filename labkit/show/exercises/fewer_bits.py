@@ -59,9 +59,7 @@ def _round_trip_mistake(weights: list[float], bits: int, got: list[float]) -> st
     reach, top = max(map(abs, weights)), (1 << (bits - 1)) - 1
     if near(held(reach, top)):
         return None
-    if max(weights) > 0 and max(weights) != reach and near(held(max(weights), top)) or (
-        max(weights) <= 0 and any(x > 0 for x in got)
-    ):
+    if max(weights) not in (0, reach) and near(held(max(weights), top)):
         return "The scale comes from the largest *size*: take abs before max, or negative groups have none."
     if near(held(reach, (1 << bits) - 1)) or near(held(reach, 1 << (bits - 1))) or near(held(reach, 1 << bits)):
         return f"The largest code of {bits} signed bits is 2**({bits} - 1) - 1 = {top}."
