@@ -24,7 +24,9 @@ TEXT = (
 
 
 def load(model, recipe: str, device="cpu"):
-    """The model in a recipe: from the disk in its dtype, or quantised from bf16."""
+    """The model in a recipe: from the disk in its dtype; or quantised from float32, with the rest in bf16.
+
+    From a bf16 load the format would round numbers that were rounded once already, and miss a checkpoint's own grid."""
     name = get_recipe(recipe).name
     if name in DTYPES:
         return load_model(model, dtype=DTYPES[name], device=device)
@@ -34,9 +36,9 @@ def load(model, recipe: str, device="cpu"):
         raise BadRequest(
             f"recipe {recipe!r} needs labkit.quant, which is not in this installation; choose fp32, bf16 or fp16."
         ) from None
-    loaded = load_model(model, dtype=torch.bfloat16, device=device)
-    quantized = quantize_model(loaded, name)
-    return quantized if isinstance(quantized, torch.nn.Module) else loaded
+    loaded = load_model(model, dtype=torch.float32, device=device)
+    quantize_model(loaded, name)
+    return loaded.to(torch.bfloat16)
 
 
 def prompt_ids(decoder, count: int) -> list[int]:

@@ -70,6 +70,20 @@ def test_bench_decode_gives_the_keys_of_the_command(tiny):
     assert "predicted" in text and "GB/s" in text and ratio_lines(result)
 
 
+def test_packed_weights_are_rounded_once_from_float32_and_the_rest_runs_in_bf16(tiny):
+    import torch
+
+    from labkit.bench.arms import load
+    from labkit.formats import quantize
+
+    weight = tiny_model().layers[0].mlp.down.weight
+    loaded = load("default", "int8")
+    assert loaded.dtype == torch.bfloat16 and loaded.embed_tokens(torch.tensor([1])).dtype == torch.bfloat16
+    held = loaded.layers[0].mlp.down.weight.quantized().dequantize()
+    assert torch.equal(held, quantize(weight, "int8_channel").dequantize())
+    assert not torch.equal(held, quantize(weight.bfloat16(), "int8_channel").dequantize())
+
+
 def test_bench_prefill_counts_prompt_tokens(tiny):
     result = prefill.run(formats=("fp32",), threads=1, prompt_tokens=12, repeats=1)
     entry = result["arms"]["fp32"]
