@@ -63,33 +63,31 @@ def gptq(
         return from_grid(original, grid, tuple(weight.shape))
     upper, order = upper
 
-    work = original[:, order].clone()  # [N, K] in the order of work
+    # Columns are what is walked, so they are held as rows: [K, N], in the order of work.
+    work = original.T[order].contiguous()
     columns = grid.columns(0, weight.shape[-1])
-    scale = columns.scale[:, order]
-    offset = None if columns.offset is None else columns.offset[:, order]
+    scale = columns.scale.T[order].contiguous()
+    offset = None if columns.offset is None else columns.offset.T[order].contiguous()
     codes = torch.empty(work.shape, dtype=torch.int16, device=work.device)
-    for start in range(0, work.shape[1], BLOCK):
-        stop = min(start + BLOCK, work.shape[1])
-        block, errors = work[:, start:stop], torch.zeros_like(work[:, start:stop])
+    for start in range(0, len(work), BLOCK):
+        stop = min(start + BLOCK, len(work))
+        block, errors = work[start:stop], torch.empty_like(work[start:stop])
         for i in range(stop - start):
             k = start + i
             if not static_groups and format.group_size and k % format.group_size == 0:  # the grid of what is left
-                left = integer.fit(work[:, k : k + format.group_size], format)
+                left = integer.fit(work[k : k + format.group_size].T, format)
                 group = k // format.group_size
-                grid.scale[:, group : group + 1] = left.scale
-                scale[:, k : k + format.group_size] = left.scale
+                grid.scale[:, group] = scale[k : k + format.group_size] = left.scale[:, 0]
                 if offset is not None:
-                    grid.offset[:, group : group + 1] = left.offset
-                    offset[:, k : k + format.group_size] = left.offset
-            one = Grid(format, scale[:, k : k + 1], None if offset is None else offset[:, k : k + 1])
-            code, value = integer.round_to_grid(block[:, i : i + 1], one)
-            codes[:, k : k + 1] = code
-            error = (block[:, i : i + 1] - value) / upper[k, k]  # [N, 1]
-            block[:, i:] -= error * upper[k, k:stop]
-            errors[:, i : i + 1] = error
-        work[:, stop:] -= errors @ upper[start:stop, stop:]
+                    grid.offset[:, group] = offset[k : k + format.group_size] = left.offset[:, 0]
+            one = Grid(format, scale[k], None if offset is None else offset[k])
+            codes[k], value = integer.round_to_grid(block[i], one)
+            errors[i] = (block[i] - value) / upper[k, k]  # [N]
+            block[i:].addr_(upper[k, k:stop], errors[i], alpha=-1)
+        work[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
     restored = torch.empty_like(codes)
-    restored[:, order] = codes
+    restored[order] = codes
+    restored = restored.T.contiguous()
     return from_codes(restored, grid, tuple(weight.shape))
 
 

@@ -28,6 +28,7 @@ from labkit.quant.calibrate import Calibration, InputStatistics, collect
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.methods import Method, quantize_weight, round_trip
 from labkit.quant.recipe import Recipe
+from labkit.quant.sequential import Replay
 from labkit.quant.survey import Part, check_survey, share, survey
 from labkit.quant.w8a8 import W8A8Weight
 
@@ -90,12 +91,14 @@ def quantize_model(
     least_share: float = LEAST_SHARE,
     forward: Callable | None = None,
     statistics: Mapping[str, InputStatistics] | None = None,
+    blocks: Sequence[nn.Module] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> QuantizationReport:
     """Quantise `model` in place by `recipe` (its own method unless one is given) and report on every parameter.
 
     `folds`: where AWQ may put its scales (`labkit.model.folding.fold_map`). `kernel`: "auto" or "plain" (the reference).
     `statistics`: what `calibrate.collect` found for this very model, in place of a calibration, to try several methods.
+    `blocks`: the model's blocks in order (`model.layers`): calibrate layer by layer (labkit.quant.sequential).
     """
     recipe = Recipe.named(recipe)
     method = method if isinstance(method, Method) else Method(method or recipe.method)
@@ -127,23 +130,40 @@ def quantize_model(
         )
 
     statistics = {} if method.name == "rtn" or not statistics else dict(statistics)
-    if calibration is not None and method.name != "rtn" and not statistics:
+    layerwise = bool(blocks) and calibration is not None and method.name != "rtn" and not statistics
+    if calibration is not None and method.name != "rtn" and not statistics and not layerwise:
         progress(f"calibrating on {calibration.tokens} tokens")
         statistics = collect(model, [p.name for p in calibrated], calibration, forward)
-    notes = []
-    if "awq" in method.parts:
-        progress("searching AWQ scales")
-        formats = {p.name: get_format(p.format) for p in calibrated}
-        alphas = awq(model, list(folds), statistics, lambda name, w, s: round_trip(w, formats[name], method, s))
-        notes.append(
-            f"AWQ folded {len(alphas)} scales, alpha {min(alphas.values(), default=0):.1f} to {max(alphas.values(), default=0):.1f}"
-        )
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for part in parts:
+    formats, alphas = {p.name: get_format(p.format) for p in calibrated}, {}
+
+    def finish(chosen: Sequence[Part], chosen_folds: Sequence[Fold], seen: dict[str, InputStatistics]) -> None:
+        """Fold, then replace, some parts of the model."""
+        if "awq" in method.parts and chosen_folds:
+            progress(f"searching AWQ scales from {chosen_folds[0].linears[0]}")
+            alphas.update(awq(model, list(chosen_folds), seen, lambda n, w, s: round_trip(w, formats[n], method, s)))
+        for part in chosen:
             if part.kind != "kept":
                 progress(part.name)
-                _replace(model, part, method, statistics.pop(part.name, None), kernel, recipe)
+                _replace(model, part, method, seen.pop(part.name, None), kernel, recipe)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        left = parts
+        if layerwise:
+            progress(f"calibrating layer by layer on {calibration.tokens} tokens")
+            replay, place = Replay(model, blocks, calibration, forward), {m: n for n, m in model.named_modules()}
+            for index, block in enumerate(blocks):
+                inside = [p for p in left if p.name.startswith(f"{place[block]}.")]
+                left = [p for p in left if p not in inside]
+                names = [p.name for p in inside if p.name in formats]
+                own = [f for f in folds if set(f.linears) <= set(names)]
+                finish(inside, own, collect(model, names, calibration, replay.forward(index)) if names else {})
+                replay.advance(index)
+        finish(left, () if layerwise else folds, statistics)
+    notes = []
+    if "awq" in method.parts:
+        low, high = min(alphas.values(), default=0), max(alphas.values(), default=0)
+        notes.append(f"AWQ folded {len(alphas)} scales, alpha {low:.1f} to {high:.1f}")
     for message in said:
         warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
         if str(message.message).startswith("GPTQ:"):
