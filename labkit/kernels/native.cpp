@@ -22,6 +22,8 @@
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num(), omp_get_num_threads();  // of the library that torch brought, see native.py
 #endif
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)  // written out, so that arrays become registers
+#define EACH2(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i += 2)
 #define INLINE static inline __attribute__((always_inline))
 #include "native_other.cpp"  // the primitives where there is no AVX-512
 #ifdef __AVX512VNNI__
@@ -35,22 +37,37 @@ INLINE vb high(vb x) { return low(_mm512_srli_epi16(x, 4)); }
 template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {  // weights 0..255, activations -127..127
     return (vi)_mm512_dpbusd_epi32((__m512i)sums, weights, _mm512_set1_epi32(four));
 }
+#ifdef __AVX512BF16__
+#define BF16_DOTS  // two columns at once, in exchange for activations rounded to bfloat16
+INLINE vf dot2(vf sums, vb weights, int32_t two) {
+    return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(two));
+}
+#endif
 INLINE vf half(const uint8_t* p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 INLINE vf tofloat(vi x) { return (vf)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE vf maximum(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE float largest(vf x) { return _mm512_reduce_max_ps((__m512)x); }
 INLINE float sum(vf x) { return _mm512_reduce_add_ps((__m512)x); }
-// W dot products at once: summing the lanes of 16 registers takes 45 instructions as a tree, about 128 one by one.
-template <int N, class Dot> INLINE vf dots(const Dot& dot, int first = 0) {
+// The lanes of W registers summed, W sums in one register: 45 instructions as a tree for 16, about 128 one by one.
+template <int N> INLINE vf fold(vf x, vf y) {
+    __m512 a = (__m512)x, b = (__m512)y;
+    __m512d c = (__m512d)x, d = (__m512d)y;
+    if constexpr (N == 2) return (vf)_mm512_unpacklo_ps(a, b) + (vf)_mm512_unpackhi_ps(a, b);
+    else if constexpr (N == 4) return (vf)_mm512_unpacklo_pd(c, d) + (vf)_mm512_unpackhi_pd(c, d);
+    else return (vf)_mm512_shuffle_f32x4(a, b, 0x88) + (vf)_mm512_shuffle_f32x4(a, b, 0xDD);
+}
+template <int Q> struct Many { vf of[Q]; };  // one for each of Q queries
+template <int N, int Q, class Dot> INLINE Many<Q> dots(const Dot& dot, int first = 0) {
     if constexpr (N == 1) return dot(first);
     else {
-        __m512 a = (__m512)dots<N / 2>(dot, first), b = (__m512)dots<N / 2>(dot, first + N / 2);
-        __m512d c = (__m512d)a, d = (__m512d)b;
-        if constexpr (N == 2) return (vf)_mm512_unpacklo_ps(a, b) + (vf)_mm512_unpackhi_ps(a, b);
-        else if constexpr (N == 4) return (vf)_mm512_unpacklo_pd(c, d) + (vf)_mm512_unpackhi_pd(c, d);
-        else return (vf)_mm512_shuffle_f32x4(a, b, 0x88) + (vf)_mm512_shuffle_f32x4(a, b, 0xDD);
+        Many<Q> a = dots<N / 2, Q>(dot, first), b = dots<N / 2, Q>(dot, first + N / 2);
+        EACH(g, Q) a.of[g] = fold<N>(a.of[g], b.of[g]);
+        return a;
     }
 }
 #endif
+typedef int8_t v8 __attribute__((vector_size(W)));
 template <class T> INLINE T load(const void* p) { T x; memcpy(&x, p, sizeof x); return x; }
 INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 INLINE vf set(float x) { return x - vf{}; }
@@ -113,21 +130,32 @@ static void prepare(const Inputs& in, const Matrix& m, int n, int N, const float
     for (int g = 0; g < m.groups; g++) {
         size_t slot = (size_t)first * m.groups + (size_t)g * width + (n - first);
         alignas(64) float v[32] = {};
-        for (int c = 0; c < std::min(32, m.cols - 32 * g); c++) v[c] = x[32 * g + c] * (norm ? factor * norm[32 * g + c] : 1.f);
-        if (m.kind == BF16) { memcpy(in.floats + slot * 32, v, sizeof v); continue; }
-        float top = 0;
-        for (float a : v) top = std::max(top, std::fabs(a));
-        alignas(64) int32_t code[32];
-        vf inverse = set(top > 1e-30f ? 127.f / top : 0.f);
-        for (int c = 0; c < 32; c += W) { vi q = nearest(load<vf>(v + c) * inverse); memcpy(code + c, &q, sizeof q); }
-        int32_t total = 0;
-        for (int c = 0; c < 32; c++) in.codes[slot * 32 + c] = code[c], total += code[c];
-        in.group[slot] = {top / 127.f, top / 127.f * total, total};
+        const int here = std::max(0, std::min(32, m.cols - 32 * g));  // the padding of a group of 64 may be a whole 32
+        if (norm) for (int c = 0; c < here; c++) v[c] = x[32 * g + c] * (factor * norm[32 * g + c]);
+        else memcpy(v, x + 32 * g, 4 * here);
+        if (m.kind == BF16) {
+#ifdef BF16_DOTS
+            for (int c = 0; c < 32; c++) put((uint16_t*)in.codes + slot * 32 + c, v[c]);
+#else
+            memcpy(in.floats + slot * 32, v, sizeof v);
+#endif
+            continue;
+        }
+        vf top = {}, total = {};
+        for (int c = 0; c < 32; c += W) top = maximum(top, maximum(load<vf>(v + c), -load<vf>(v + c)));
+        const float reach = largest(top), inverse = reach > 1e-30f ? 127.f / reach : 0.f;
+        for (int c = 0; c < 32; c += W) {
+            const vi code = nearest(load<vf>(v + c) * inverse);
+            const auto narrow = __builtin_convertvector(code, v8);
+            memcpy(in.codes + slot * 32 + c, &narrow, W), total += tofloat(code);
+        }
+        const float codes = sum(total);
+        in.group[slot] = {reach / 127.f, reach / 127.f * codes, (int32_t)codes};
     }
 }
 // One block of 16 rows times NT tokens: y[t][row]. `PART` walks over the 16 rows where a register has fewer lanes.
 template <int KIND, int NT> static void tile(const Matrix& m, int block, const Inputs& in, size_t slot, float (*y)[16]) {
-    constexpr int BITS = bits(KIND), AHEAD = 2048;  // bytes fetched ahead: the hardware's own prefetch stops at 4 KiB
+    constexpr int BITS = bits(KIND), AHEAD = NT > 2 && BITS > 4 ? 8192 : 2048;  // bytes fetched ahead, by trial
     for (int part = 0; part < 16; part += W) {
         const uint8_t* w = m.blocks + block * block_bytes(m);
         vf sums[NT] = {}, odd[NT] = {}, scale = {}, offset = {};
@@ -136,36 +164,44 @@ template <int KIND, int NT> static void tile(const Matrix& m, int block, const I
                 scale = half(w + part * 2), offset = half(w + 32 + part * 2), left = m.per, w += 64;
                 if (KIND == INT4_ZERO || KIND == INT8_ZERO) offset *= scale;
             }
-            for (int i = 0; i < BITS; i++) __builtin_prefetch(w + 64 * i + AHEAD);
+            for (int i = 0; i < BITS; i++) __builtin_prefetch(w + 64 * i + AHEAD, 0, 2);
             if constexpr (KIND == BF16) {
+#ifdef BF16_DOTS
+                const int8_t* x = in.codes + slot * 64;
+                EACH2(i, 16)
+                    EACH(t, NT) {
+                        sums[t] = dot2(sums[t], load<vb>(w + 64 * i), load<int32_t>(x + 64 * t + 4 * i));
+                        odd[t] = dot2(odd[t], load<vb>(w + 64 * i + 64), load<int32_t>(x + 64 * t + 4 * i + 4));
+                    }
+#else
                 const float* x = in.floats + slot * 32;
-                for (int i = 0; i < 16; i++) {
+                EACH(i, 16) {
                     vf a, b;
                     load2((const uint16_t*)(w + 64 * i + 4 * part), a, b);
-                    for (int t = 0; t < NT; t++) {
+                    EACH(t, NT) {
                         sums[t] = fma(a, set(x[32 * t + 2 * i]), sums[t]);
                         odd[t] = fma(b, set(x[32 * t + 2 * i + 1]), odd[t]);
                     }
                 }
+#endif
             } else {
-                vb codes[8];
-                for (int i = 0; i < BITS; i++) {
-                    codes[i] = load<vb>(w + 64 * i + 4 * part);
-                    if (BITS == 4) codes[i + 4] = high(codes[i]), codes[i] = low(codes[i]);
+                vi total[NT];
+                EACH(t, NT) total[t] = by_row(KIND) ? vi{} - (in.group[slot + t].codes << (BITS - 1)) : vi{};  // stored plus 8 or 128
+                EACH(i, 8) {  // column fours outside, tokens inside: NT chains of sums run side by side
+                    vb codes = load<vb>(w + (BITS == 4 ? i % 4 : i) * 64 + 4 * part);
+                    if (BITS == 4) codes = i < 4 ? low(codes) : high(codes);
+                    EACH(t, NT) total[t] = dot4<BITS>(total[t], codes, load<int32_t>(in.codes + (slot + t) * 32 + 4 * i));
                 }
-                for (int t = 0; t < NT; t++) {
-                    const int8_t* x = in.codes + (slot + t) * 32;
+                EACH(t, NT) {
                     const Group& group = in.group[slot + t];
-                    vi total = by_row(KIND) ? vi{} - (group.codes << (BITS - 1)) : vi{};  // codes are stored plus 8 or 128
-                    for (int i = 0; i < 8; i++) total = dot4<BITS>(total, codes[i], load<int32_t>(x + 4 * i));
-                    if (by_row(KIND)) sums[t] = fma(tofloat(total), set(group.scale), sums[t]);
-                    else sums[t] = fma(offset, set(group.sum), fma(tofloat(total), scale * group.scale, sums[t]));
+                    if (by_row(KIND)) sums[t] = fma(tofloat(total[t]), set(group.scale), sums[t]);
+                    else sums[t] = fma(offset, set(group.sum), fma(tofloat(total[t]), scale * group.scale, sums[t]));
                 }
             }
             w += 64 * BITS;
         }
         slot -= (size_t)NT * m.groups;
-        for (int t = 0; t < NT; t++) {
+        EACH(t, NT) {
             vf value = sums[t] + odd[t];
             if (by_row(KIND)) value *= load<vf>(m.scale + block * 16 + part);
             store(y[t] + part, m.bias ? value + load<vf>(m.bias + block * 16 + part) : value);

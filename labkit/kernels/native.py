@@ -3,7 +3,7 @@
     library()            the loaded functions (ctypes); the first call ever compiles, about 10 s
     why_not()            None, or one sentence saying why there are none here
 
-    LABKIT_NATIVE=auto   (default) the best of avx512, avx2, neon, portable that this CPU has
+    LABKIT_NATIVE=auto   (default) the best of avx512bf16, avx512, avx2, neon, portable that this CPU has
     LABKIT_NATIVE=avx2   that one: the way to run, and test, another machine's path
     LABKIT_NATIVE=off    none: PyTorch's operators are used instead
     CXX=clang++          another compiler
@@ -11,10 +11,12 @@
 A build is named by a hash of sources, compiler and flags, written under a temporary name and renamed, so two processes
 that build at once both end with a whole file. The number of threads is an argument of each call, not of the build.
 
-One pool of threads. PyTorch's wheel brings its own OpenMP library, and an idle OpenMP thread does not sleep: it spins,
-for milliseconds, waiting for the next loop. If the kernels had a pool of their own, each pool's spinning threads would
-hold the cores that the other needs: measured here on two cores, a step after a parallel torch operation took 2 to 4 times
-as long with a second pool. So the build is linked with the very library that torch has loaded (`openmp_library`).
+One pool of threads. PyTorch's wheel brings its own OpenMP library, and an idle OpenMP thread spins for a while before it
+sleeps. Two libraries would mean two sets of threads on the same cores, so the build is linked with the very file that torch
+has loaded (`openmp_library`). Measured on two cores, a step right after parallel torch operations took the same with a
+second library (3.2 ms) as with the shared one (3.2 ms), so two pools are not what makes a decoder slow after other work.
+What does: other processes on the cores. A layer is six meetings of all threads, and each waits for the one that the system
+has put aside: the same step took 60 ms with two threads on two cores shared with eight busy processes, 4 ms with one thread.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "nativ
 # in one copy of a function and not in another; results then do not depend on the size of the batch.
 FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -w"
 SETS = {  # name: (flags of the CPU, flags for the compiler), best first
+    "avx512bf16": ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 fma f16c",
+                   "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c -mprefer-vector-width=512"),
     "avx512": ("avx512f avx512bw avx512vl avx512dq avx512_vnni fma f16c",
                "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512"),
     "avx2": ("avx2 fma f16c", "-mavx2 -mfma -mf16c"),

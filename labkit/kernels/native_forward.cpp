@@ -22,75 +22,104 @@ struct Step {
     float *logits, *hidden;            // [.., V]; [N, E] after the final norm, or null
     int32_t N, slots, bf16, threads;
 };
+constexpr int MOST_THREADS = 256;
 constexpr int CHUNK = 128, TOKENS = 256;  // keys an attention part; tokens a pass, so that activations stay in cache
 
-// ---- Attention of one query head over `count` neighbouring keys, merged into part = [m, l, ., ., sum of values].
+// ---- Attention of Q <= 3 query heads of one KV head over `count` <= 128 neighbouring keys, merged into one part a head:
+// [m, l, 14 unused, sum of values]. A key is read and widened once for all Q. D = 32 C; C = 0: any other, in plain loops.
+constexpr int HEADS = 3, WIDE = 512;  // query heads at once, the largest D
 static void merge(float* into, float m, float l, const float* values, int D) {
     float top = std::max(into[0], m), a = std::exp(into[0] - top), b = std::exp(m - top);
     into[0] = top, into[1] = into[1] * a + l * b;
     for (int d = 0; d < D; d++) into[16 + d] = into[16 + d] * a + values[d] * b;
 }
-// D = 32 C; C = 0 is any other head size, in plain loops. `q` is scaled, and for bfloat16 in the order of `load2`.
 INLINE float number(float x) { return x; }
 INLINE float number(uint16_t x) {
     uint32_t u = (uint32_t)x << 16;
     return load<float>(&u);
 }
-template <class KV, int C> static void attend(const float* q, const KV* keys, const KV* values, int count, int D, float* part) {
-    alignas(64) float p[CHUNK + 16] = {}, out[512];
-    if constexpr (C > 0) {
-        constexpr int R = 32 * C / W;  // registers a head
-        D = 32 * C;
-        for (int j = 0; j < count; j += W)
-            store(p + j, dots<W>([&](int i) __attribute__((always_inline)) {
-                const KV* key = keys + (size_t)std::min(j + i, count - 1) * 32 * C;
-                vf even = {}, odd = {}, a, b;
-                for (int r = 0; r < R; r += 2) {
+// q [Q][WIDE] is scaled, and for bfloat16 in the order of `load2` (see `place`); parts lie `stride` floats apart.
+template <class KV, int C, int Q>
+static void attend(const float* q, const KV* keys, const KV* values, int count, int D, float* part, size_t stride) {
+    alignas(64) float p[Q][CHUNK + 16], out[Q][WIDE] = {};
+    constexpr int R = C * 32 / W, AHEAD = 4096 / sizeof(KV);  // registers a head; numbers fetched ahead
+    if constexpr (C > 0)
+        for (int j = 0; j < count; j += W) {
+            const Many<Q> scores = dots<W, Q>([&](int n) __attribute__((always_inline)) {
+                const KV* key = keys + (size_t)std::min(j + n, count - 1) * 32 * C;
+                Many<Q> sums = {};
+                EACH2(r, R) {
+                    vf a, b;
                     load2(key + r * W, a, b);
-                    even = fma(a, load<vf>(q + r * W), even), odd = fma(b, load<vf>(q + r * W + W), odd);
+                    __builtin_prefetch(key + r * W + AHEAD, 0, 2);
+                    EACH(g, Q) {
+                        sums.of[g] = fma(a, load<vf>(q + g * WIDE + r * W), sums.of[g]);
+                        sums.of[g] = fma(b, load<vf>(q + g * WIDE + r * W + W), sums.of[g]);
+                    }
                 }
-                return even + odd;
-            }));
-    } else
-        for (int j = 0; j < count; j++) {
-            p[j] = 0;
-            for (int d = 0; d < D; d++) p[j] += q[d] * number(keys[(size_t)j * D + d]);
+                return sums;
+            });
+            EACH(g, Q) store(p[g] + j, scores.of[g]);
         }
-    float m = *std::max_element(p, p + count), l = 0;
-    for (int j = 0; j < count; j += W) store(p + j, exponential(load<vf>(p + j) - m));
-    for (int j = 0; j < count; j++) l += p[j];
-    if constexpr (C > 0) {
-        constexpr int R = 32 * C / W;
-        vf sums[R] = {}, a, b;
-        for (int j = 0; j < count; j++)
-            for (int r = 0; r < R; r += 2) {
-                load2(values + (size_t)j * 32 * C + r * W, a, b);
-                sums[r] = fma(set(p[j]), a, sums[r]), sums[r + 1] = fma(set(p[j]), b, sums[r + 1]);
+    else
+        for (int g = 0; g < Q; g++)
+            for (int j = 0; j < count; j++) {
+                p[g][j] = 0;
+                for (int d = 0; d < D; d++) p[g][j] += q[g * WIDE + d] * number(keys[(size_t)j * D + d]);
             }
-        for (int r = 0; r < R; r++) store(out + r * W, sums[r]);
-    } else
-        for (int d = 0; d < D; d++) {
-            out[d] = 0;
-            for (int j = 0; j < count; j++) out[d] += p[j] * number(values[(size_t)j * D + d]);
-        }
-    merge(part, m, l, out, D);
-}
-
-typedef void (*Attend)(const float*, const void*, const void*, int, int, float*);
-template <class KV, int C> static void attend_any(const float* q, const void* k, const void* v, int count, int D, float* part) {
-    attend<KV, C>(q, (const KV*)k, (const KV*)v, count, D, part);
-}
-template <class KV> static Attend attend_of(int D) {
-    switch (D % 32 ? 0 : D / 32) {
-        case 1: return attend_any<KV, 1>;
-        case 2: return attend_any<KV, 2>;
-        case 3: return attend_any<KV, 3>;
-        case 4: return attend_any<KV, 4>;
-        case 8: return attend_any<KV, 8>;
+    float m[Q], l[Q];
+    for (int g = 0; g < Q; g++) {
+        for (int j = count; j % W; j++) p[g][j] = -INFINITY;
+        vf top = load<vf>(p[g]), total = {};
+        for (int j = W; j < count; j += W) top = maximum(top, load<vf>(p[g] + j));
+        m[g] = largest(top);
+        for (int j = 0; j < count; j += W) store(p[g] + j, exponential(load<vf>(p[g] + j) - m[g]));
+        for (int j = count; j % W; j++) p[g][j] = 0;
+        for (int j = 0; j < count; j += W) total += load<vf>(p[g] + j);
+        l[g] = sum(total);
     }
-    return attend_any<KV, 0>;
+    if constexpr (C > 0) {
+        constexpr int PIECE = R < 8 ? R : 8;  // registers of a value at once: Q times as many sums must fit
+        for (int piece = 0; piece < R; piece += PIECE) {
+            vf sums[Q][PIECE] = {};
+            for (int j = 0; j < count; j++)
+                EACH2(r, PIECE) {
+                    vf a, b;
+                    load2(values + (size_t)j * 32 * C + (piece + r) * W, a, b);
+                    __builtin_prefetch(values + (size_t)j * 32 * C + (piece + r) * W + AHEAD, 0, 2);
+                    EACH(g, Q) {
+                        sums[g][r] = fma(set(p[g][j]), a, sums[g][r]);
+                        sums[g][r + 1] = fma(set(p[g][j]), b, sums[g][r + 1]);
+                    }
+                }
+            for (int g = 0; g < Q; g++) EACH(r, PIECE) store(out[g] + (piece + r) * W, sums[g][r]);
+        }
+    } else
+        for (int g = 0; g < Q; g++)
+            for (int j = 0; j < count; j++)
+                for (int d = 0; d < D; d++) out[g][d] += p[g][j] * number(values[(size_t)j * D + d]);
+    for (int g = 0; g < Q; g++) merge(part + g * stride, m[g], l[g], out[g], D);
 }
-static bool by_pairs(const Step& s, int D) { return s.bf16 && attend_of<uint16_t>(D) != attend_any<uint16_t, 0>; }
+typedef void (*Attend)(const float*, const void*, const void*, int, int, float*, size_t);
+template <class KV, int C, int Q>
+static void attend_any(const float* q, const void* k, const void* v, int count, int D, float* part, size_t stride) {
+    attend<KV, C, Q>(q, (const KV*)k, (const KV*)v, count, D, part, stride);
+}
+template <class KV, int C> static Attend attend_heads(int heads) {
+    return heads == 1 ? attend_any<KV, C, 1> : heads == 2 ? attend_any<KV, C, 2> : attend_any<KV, C, 3>;
+}
+static bool whole(int D) { return D == 32 || D == 64 || D == 96 || D == 128 || D == 256; }
+template <class KV> static Attend attend_of(int D, int heads) {
+    switch (whole(D) ? D / 32 : 0) {
+        case 1: return attend_heads<KV, 1>(heads);
+        case 2: return attend_heads<KV, 2>(heads);
+        case 3: return attend_heads<KV, 3>(heads);
+        case 4: return attend_heads<KV, 4>(heads);
+        case 8: return attend_heads<KV, 8>(heads);
+    }
+    return attend_heads<KV, 0>(heads);
+}
+static bool by_pairs(const Step& s, int D) { return s.bf16 && whole(D); }
 static int place(bool pairs, int d) { return pairs ? d / (2 * W) * (2 * W) + d % 2 * W + d % (2 * W) / 2 : d; }
 
 // ---- Norms and rotations, one token at a time.
@@ -122,31 +151,37 @@ template <class KV> static void append(const Model& m, const Step& s, int layer,
 // ---- The stack of layers, for tokens first .. first + N, run by every thread of the team.
 struct Work {
     float *x, *qkv, *h, *parts, *out;
-    Inputs in;
+    Inputs in[MOST_THREADS];
     int splits, record;  // attention parts a head, floats a part
+    bool alone;          // few tokens: each thread prepares its own inputs, since waiting for one that does costs more
 };
 static void stack(const Model& m, const Step& s, const Work& w, Team& team, int first, int N) {
     const int D = m.D, G = m.H / m.K, heads = m.H + 2 * m.K, hidden = (m.I + 15) / 16 * 16, id = team.id, size = team.size;
     const bool pairs = by_pairs(s, D);
-    const Attend attend = s.bf16 ? attend_of<uint16_t>(D) : attend_of<float>(D);
+    Attend attend[HEADS + 1] = {};
+    for (int few = 1; few <= HEADS; few++) attend[few] = s.bf16 ? attend_of<uint16_t>(D, few) : attend_of<float>(D, few);
     const float scale = 1.f / std::sqrt((float)D);
     auto residual = [&](int row, int at, int width, float (*y)[TILE][16]) {
         for (int t = 0; t < width; t++)
             for (int r = 0; r < std::min(16, m.E - row); r++) w.x[(size_t)(at + t) * m.E + row + r] += y[0][t][r];
     };
+    const Inputs& in = w.in[w.alone ? id : 0];
+    const int start = w.alone ? 0 : id, stride = w.alone ? 1 : size;  // of the tokens that this thread prepares
+    auto prepared = [&] { if (!w.alone) team.meet(); };
     auto normed = [&](const Matrix& into, const float* norm) {
-        for (int n = id; n < N; n += size) {
+        for (int n = start; n < N; n += stride) {
             const float* x = w.x + (size_t)n * m.E;
-            prepare(w.in, into, n, N, x, norm, norm_factor(x, m.E, m.eps));
+            prepare(in, into, n, N, x, norm, norm_factor(x, m.E, m.eps));
         }
-        team.meet();
+        prepared();
     };
     for (int n = id; n < N; n += size)
         for (int e = 0; e < m.E; e++) w.x[(size_t)n * m.E + e] = weight(m.embed, s.ids[first + n], e);
+    team.meet();
     for (int l = 0; l < m.L; l++) {
         const Layer& layer = m.layers[l];
         normed(layer.qkv, layer.attn_norm);
-        multiply(layer.qkv, w.in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
+        multiply(layer.qkv, in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
             for (int t = 0; t < width; t++)
                 memcpy(w.qkv + (size_t)(at + t) * heads * D + row, y[0][t], 4 * std::min(16, heads * D - row));
         });
@@ -164,39 +199,41 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
             const int end = s.position[first + n] + 1, begin = s.window[l] ? std::max(0, end - s.window[l]) : 0;
             const size_t base = ((size_t)s.row[first + n] * m.K + k) * s.slots * D * (s.bf16 ? 2 : 4);
             const char *keys = (char*)s.keys[l] + base, *values = (char*)s.values[l] + base;
-            for (int g = 0; g < G; g++) {
-                const int h = k * G + g;
-                float* part = w.parts + (((size_t)n * m.H + h) * w.splits + split) * w.record;
-                alignas(64) float q[512];
-                for (int d = 0; d < D; d++) q[place(pairs, d)] = w.qkv[((size_t)n * heads + h) * D + d] * scale;
-                part[0] = -INFINITY, part[1] = 0, memset(part + 16, 0, 4 * D);
+            for (int h = k * G, few; h < k * G + G; h += few) {
+                few = k * G + G - h == 4 ? 2 : std::min(HEADS, k * G + G - h);  // 4 heads are two and two
+                const size_t stride = (size_t)w.splits * w.record;
+                float* part = w.parts + ((size_t)n * m.H + h) * stride + split * w.record;
+                alignas(64) float q[HEADS * WIDE];
+                for (int g = 0; g < few; g++) {
+                    for (int d = 0; d < D; d++)
+                        q[g * WIDE + place(pairs, d)] = w.qkv[((size_t)n * heads + h + g) * D + d] * scale;
+                    part[g * stride] = -INFINITY, part[g * stride + 1] = 0, memset(part + g * stride + 16, 0, 4 * D);
+                }
                 for (int c = w.splits > 1 ? split : begin / CHUNK; c * CHUNK < end; c++) {
                     const int from = std::max(c * CHUNK, begin), to = std::min(c * CHUNK + CHUNK, end);
                     const size_t skip = (size_t)from * D * (s.bf16 ? 2 : 4);
-                    if (from < to) attend(q, keys + skip, values + skip, to - from, D, part);
+                    if (from < to) attend[few](q, keys + skip, values + skip, to - from, D, part, stride);
                     if (w.splits > 1) break;
                 }
             }
         }
         team.meet();
-        for (int n = id; n < N; n += size) {
-            float* out = w.out + (size_t)n * m.H * D;
+        for (int n = start; n < N; n += stride) {
+            float out[WIDE + 16], *all = w.out + ((size_t)n + (w.alone ? id * N : 0)) * m.H * D;
             for (int h = 0; h < m.H; h++) {
-                float* part = w.parts + ((size_t)n * m.H + h) * w.splits * w.record;
-                for (int c = 1; c < w.splits; c++)
-                    if (const float* next = part + c * w.record; next[1] > 0) {
-                        if (part[1] > 0) merge(part, next[0], next[1], next + 16, D);
-                        else memcpy(part, next, 4 * w.record);
-                    }
-                for (int d = 0; d < D; d++) out[h * D + d] = part[16 + place(pairs, d)] / part[1];
+                const float* part = w.parts + ((size_t)n * m.H + h) * w.splits * w.record;
+                out[0] = -INFINITY, out[1] = 0, memset(out + 16, 0, 4 * D);
+                for (int c = 0; c < w.splits; c++, part += w.record)
+                    if (part[1] > 0) merge(out, part[0], part[1], part + 16, D);
+                for (int d = 0; d < D; d++) all[h * D + d] = out[16 + place(pairs, d)] / out[1];
             }
-            prepare(w.in, layer.o, n, N, out, nullptr, 1);
+            prepare(in, layer.o, n, N, all, nullptr, 1);
         }
-        team.meet();
-        multiply(layer.o, w.in, N, team, residual);
+        prepared();
+        multiply(layer.o, in, N, team, residual);
         team.meet();
         normed(layer.gate_up, layer.mlp_norm);
-        multiply(layer.gate_up, w.in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
+        multiply(layer.gate_up, in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
             for (int t = 0; t < width; t++)
                 for (int r = 0; r < 16; r += W) {  // silu(gate) * up, while both are in registers
                     vf gate = load<vf>(y[0][t] + r);
@@ -204,9 +241,9 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
                 }
         });
         team.meet();
-        for (int n = id; n < N; n += size) prepare(w.in, layer.down, n, N, w.h + (size_t)n * hidden, nullptr, 1);
-        team.meet();
-        multiply(layer.down, w.in, N, team, residual);
+        for (int n = start; n < N; n += stride) prepare(in, layer.down, n, N, w.h + (size_t)n * hidden, nullptr, 1);
+        prepared();
+        multiply(layer.down, in, N, team, residual);
         team.meet();
     }
     int wanted[TOKENS], M = 0;
@@ -217,12 +254,12 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
             const float *x = w.x + (size_t)n * m.E, factor = norm_factor(x, m.E, m.eps);
             for (int e = 0; e < m.E; e++) s.hidden[(size_t)(first + n) * m.E + e] = x[e] * (factor * m.norm[e]);
         }
-    for (int i = id; i < M; i += size) {
+    for (int i = start; i < M; i += stride) {
         const float* x = w.x + (size_t)wanted[i] * m.E;
-        prepare(w.in, m.head, i, M, x, m.norm, norm_factor(x, m.E, m.eps));
+        prepare(in, m.head, i, M, x, m.norm, norm_factor(x, m.E, m.eps));
     }
-    team.meet();
-    multiply(m.head, w.in, M, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
+    prepared();
+    multiply(m.head, in, M, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
         for (int t = 0; t < width; t++)
             memcpy(s.logits + (size_t)s.logits_at[first + wanted[at + t]] * m.V + row, y[0][t], 4 * std::min(16, m.V - row));
     });
@@ -260,7 +297,9 @@ int lk_forward(const Model* m, const Step* s) {
     const int N = std::min(s->N, TOKENS), chunks = (*std::max_element(s->position, s->position + s->N)) / CHUNK + 1;
     Work w;
     // Few tokens: the keys are split over the threads. Many: the tokens are.
-    w.splits = N * m->K < 8 * s->threads ? chunks : 1, w.record = (m->D + 31) / 16 * 16;
+    const int threads = std::min(s->threads, MOST_THREADS);
+    w.alone = N <= 2;
+    w.splits = N * m->K < 8 * threads ? chunks : 1, w.record = (m->D + 31) / 16 * 16;
     int groups = m->head.groups;
     for (int l = 0; l < m->L; l++)
         for (const Matrix* x : {&m->layers[l].qkv, &m->layers[l].o, &m->layers[l].gate_up, &m->layers[l].down})
@@ -268,14 +307,15 @@ int lk_forward(const Model* m, const Step* s) {
     Arena arena;
     auto carve = [&] {
         w.x = arena.take<float>((size_t)N * m->E), w.qkv = arena.take<float>((size_t)N * (m->H + 2 * m->K) * m->D);
-        w.h = arena.take<float>((size_t)N * (m->I + 16)), w.out = arena.take<float>((size_t)N * m->H * m->D);
-        w.parts = arena.take<float>((size_t)N * m->H * w.splits * w.record), w.in = take_inputs(arena, N, groups);
+        w.h = arena.take<float>((size_t)N * (m->I + 16)), w.out = arena.take<float>((size_t)N * m->H * m->D * (w.alone ? threads : 1));
+        w.parts = arena.take<float>((size_t)N * m->H * w.splits * w.record);
+        for (int i = 0; i < (w.alone ? threads : 1); i++) w.in[i] = take_inputs(arena, N, groups);
     };
     carve();  // once to count, once for real
     arena.base = arena.next = (char*)std::aligned_alloc(64, arena.next - (char*)nullptr);
     if (!arena.base) return 1;
     carve();
-    with_team(s->threads, [&](Team team) {
+    with_team(threads, [&](Team team) {
         for (int first = 0; first < s->N; first += TOKENS) stack(*m, *s, w, team, first, std::min(TOKENS, s->N - first));
     });
     std::free(arena.base);

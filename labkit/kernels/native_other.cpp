@@ -80,14 +80,24 @@ INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }
 #endif
 #endif
 INLINE vf tofloat(vi x) { return __builtin_convertvector(x, vf); }
+INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
+INLINE float largest(vf x) {
+    float top = x[0];
+    for (int i = 1; i < W; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
 INLINE float sum(vf x) {
     float total = 0;
     for (int i = 0; i < W; i++) total += x[i];
     return total;
 }
-template <int N, class Dot> INLINE vf dots(const Dot& dot) {
-    vf all;
-    for (int i = 0; i < W; i++) all[i] = sum(dot(i));
+template <int Q> struct Many { vf of[Q]; };
+template <int N, int Q, class Dot> INLINE Many<Q> dots(const Dot& dot) {
+    Many<Q> all;
+    for (int i = 0; i < W; i++) {
+        const Many<Q> one = dot(i);
+        for (int g = 0; g < Q; g++) all.of[g][i] = sum(one.of[g]);
+    }
     return all;
 }
 #endif
