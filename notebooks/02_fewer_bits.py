@@ -73,7 +73,7 @@ import torch
 
 from labkit import load_model
 from labkit.bench import recipes as bench
-from labkit.bench.arms import DTYPES
+from labkit.bench.arms import load
 from labkit.evals.reading import Remembered
 from labkit.evals.text import TextTask, evaluate, results
 from labkit.formats import get_format, quantize
@@ -85,7 +85,7 @@ from labkit.measure.record import RecordWriter
 from labkit.plan.memory import resolve
 from labkit.plan.time import compute_bound_batch
 from labkit.plan.weights import weight_bytes
-from labkit.quant import QuantizedLinear, published, quantize_model
+from labkit.quant import QuantizedLinear, published
 from labkit.quant.rtn import error, expected_error
 from labkit.show import exercises
 from labkit.show.closing import Closing
@@ -240,16 +240,14 @@ table(outlier_rows)
 #
 # Three recipes have short names. `bf16` holds everything in 16 bits. `int8` is
 # `int8_channel` everywhere. `int4` is `int4_g32_min` in the layers, and `int8_channel`
-# for the table of the vocabulary, which is a fifth of this model. We predict from the
-# shapes, then count the bytes of the tensors.
+# for the table of the vocabulary, which is a fifth of this model; what is not a matrix
+# is bf16 in both. We predict from the shapes, then count the bytes of the tensors.
 
 # %%
 RECIPES = ("fp32", "bf16", "int8", "int4")
 models, byte_rows = {}, []
 for name in RECIPES:
-    models[name] = load_model(model, dtype=DTYPES[bench.kv_format(name)], device=device)
-    if name not in DTYPES:
-        quantize_model(models[name], name)
+    models[name] = load(model, name, device)
     predicted, held = weight_bytes(shape, name), tensor_bytes(models[name])
     byte_rows.append({"recipe": name, "predicted": predicted, "measured": held})
     assert predicted == held

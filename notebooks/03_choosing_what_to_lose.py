@@ -18,8 +18,8 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/labkit-lab/labkit/blob/main/notebooks/03_choosing_what_to_lose.ipynb) [Source](https://github.com/labkit-lab/labkit/blob/main/notebooks/03_choosing_what_to_lose.py)
 # <!-- /badges -->
 #
-# **The question.** Four bits cannot hold every weight. Which errors does a model forgive,
-# and how does one choose them?
+# **The question.** Four bits cannot hold every weight. Which errors does a model
+# forgive, and how does one choose them?
 #
 # **You will be able to**
 #
@@ -74,12 +74,12 @@ import inspect
 import torch
 
 from labkit import load_model
-from labkit.evals.text import TextTask
 from labkit.evals.reading import cut
+from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trials, paired, parts_by_depth
 from labkit.formats import get_format
 from labkit.measure.record import RecordWriter
-from labkit.quant import Calibration, collect, search
+from labkit.quant import Calibration, Recipe, collect, search
 from labkit.quant.calibrate import first_token_share
 from labkit.quant.clip import search_clip
 from labkit.quant.methods import Method, quantize_weight
@@ -98,7 +98,8 @@ if threads:
     torch.set_num_threads(threads)
 decoder = load_model(model, device=device)
 L = decoder.config.num_layers
-SIZES = {  # tokens a slice, of a passage; calibration: sequences, length; every n-th layer
+# tokens a slice, of a passage; calibration: sequences, length; every n-th layer
+SIZES = {
     "quick": (256, 64, 12, 128, 8),
     "standard": (1024, 256, 32, 256, 2),
     "full": (4096, 512, 96, 256, 1),
@@ -106,13 +107,13 @@ SIZES = {  # tokens a slice, of a passage; calibration: sequences, length; every
 text_tokens, passage, sequences, length, every = SIZES[scale]
 passages = TextTask(decoder.tokenizer, limit=text_tokens, length=passage).items()
 scored = sum(len(one.tokens) - 1 for one in passages)
-print(f"{decoder.name}, {L} layers; {scored} tokens of text in {len(passages)} passages")
+print(f"{decoder.name}: {L} layers; {scored} tokens in {len(passages)} passages")
 
 # %% [markdown]
-# **What `quick` cuts.** Short texts, and the methods that calibrate work on a few layers
-# only; the others stay in float32 there, so those KLs are small and compare with one
-# another, not with the rest. Numbers of a whole model on longer text stand further down,
-# and `scale = "standard"` measures more here.
+# **What `quick` cuts.** Short texts; and the methods that calibrate work on a few
+# layers only, while the others stay in float32. Those KLs are small, and compare with
+# one another, not with the rest. Numbers of a whole model on longer text stand further
+# down, and `scale = "standard"` measures more here.
 #
 # ## The measure
 #
@@ -186,10 +187,10 @@ table([{"format": "int4_g32_min", "bits all-in": f"{own.bits:.2f}",
         "predicted KL": four * 4.0 ** (4 - own.bits), "measured KL": own.kl()[0]}])
 
 # %% [markdown]
-# It gives the model back exactly. **That says nothing about five bits, and nothing about
-# your model.** Every other number on this page rounds weights that already were rounded
-# once, to values off that grid, and does lose. `int4_g32_min` is left out of all
-# comparisons below for this reason.
+# It gives the model back exactly. **That says nothing about five bits, and nothing
+# about your model.** Every other number on this page rounds weights that already were
+# rounded once, to values off that grid, and does lose. `int4_g32_min` is left out of
+# all comparisons below for this reason.
 
 # %% [markdown]
 # ## What a layer reads decides
@@ -212,23 +213,25 @@ names = [f"layers.{i}.{kind}" for i in some for kind in KINDS]
 text = [calibration_text("code"), calibration_text("prose")]
 calibration = Calibration.from_text(text, decoder.tokenizer, length, sequences)
 statistics = collect(decoder, names, calibration)
-print(f"layers {some}; calibration: {calibration.tokens} tokens in {sequences} sequences")
-print({name: tuple(statistics[name].hessian.shape) for name in names[:4]})
+print(f"layers {some}; {calibration.tokens} tokens in {sequences} sequences")
+for name in names[:4]:
+    print(f"H of {name}: {list(statistics[name].hessian.shape)}")
 
 # %% [markdown]
 # ## Three ways to choose
 #
-# **Clipping** chooses the *range*. The scale follows a group's largest weight; a smaller
-# range cuts that one off and holds the other 63 more finely. Try a few ranges, keep the
-# one of least error. Needs *H* only for judging.
+# **Clipping** chooses the *range*. The scale follows a group's largest weight; a
+# smaller range cuts that one off and holds the other 63 more finely. Try a few ranges,
+# keep the one of least error. Needs *H* only for judging.
 #
-# **GPTQ** chooses the *codes*. It rounds one input column at a time and moves the columns
-# not yet rounded, so that they make up for the error already made. Where two inputs go
-# up and down together, one weight can be too low if its neighbour is too high.
+# **GPTQ** chooses the *codes*. It rounds one input column at a time and moves the
+# columns not yet rounded, so that they make up for the error already made. Where two
+# inputs go up and down together, one weight can be too low if its neighbour is too
+# high.
 #
 # **AWQ** chooses what is *rounded*. It multiplies the columns with large inputs by *s*
-# before rounding, and divides by *s* in whatever wrote those inputs (a norm's weight, or
-# the layer before). The product is the same, the rounding is finer where it counts.
+# before rounding, and divides by *s* in whatever wrote those inputs (a norm's weight,
+# or the layer before). The product is the same, the rounding is finer where it counts.
 # Nothing is slower afterwards.
 #
 # The loop of clipping is the shortest of them:
@@ -240,9 +243,9 @@ print(source[source.index("    low, high = groups"):])
 # %% [markdown]
 # ### Predict: errors of one layer
 #
-# *tr(D H Dᵀ)* costs no run of the model. We quantise the matrices of one layer by each
-# method, take the error relative to rounding, and expect the KL to fall by about that
-# factor. AWQ spans two operations, so its error is not one of a single matrix. One
+# *tr(D H Dᵀ)* costs no run of the model. We quantise the matrices of one layer by
+# each method, take the error relative to rounding, and expect the KL to fall by about
+# that factor. AWQ spans two operations, so its error is not one of a single matrix. One
 # warning beforehand: *H* comes from the calibration text, the KL from another text.
 
 # %%
@@ -260,8 +263,10 @@ foretold = {
     method: sum(e / r for e, r in zip(errors[method], errors["rtn"])) / len(KINDS)
     for method in METHODS
 }
-table([{"layer": sample, **{k: e / r for k, e, r in zip(KINDS, errors[m], errors["rtn"])},
-        "mean": foretold[m], "method": m} for m in METHODS[1:]])
+print(f"layer {sample}: error of the outputs, of that of rounding to nearest")
+table([{"method": method,
+        **{k: e / r for k, e, r in zip(KINDS, errors[method], errors["rtn"])},
+        "mean": foretold[method]} for method in METHODS[1:]])
 
 # %% [markdown]
 # ### Measure: KL on held-out code and prose
@@ -291,7 +296,7 @@ figure(
     fig,
     "methods",
     alt="Bars of the KL that five methods lose at the same four bits. Rounding to "
-    "nearest loses most; clipping alone already saves a good part; the others save more.",
+    "nearest loses most; clipping alone already saves a good part of it.",
     caption=f"{FORMAT} in {len(some)} of {L} layers; n = {scored} tokens of code and "
     f"prose, whiskers: 95 %. Calibrated on {calibration.tokens} tokens.",
 )
@@ -322,9 +327,9 @@ figure(
 # | `int3_g64_zp` | 3.30 | awq+gptq | 0.465 [0.435, 0.501] | 0.437 [0.380, 0.495] |
 # | `int3_g64_zp` | 3.30 | awq+gptq+clip | 0.302 [0.277, 0.326] | 0.335 [0.281, 0.381] |
 #
-# Three things to read: methods change a loss by more than a bit does; they add up,
-# because they act at different places; and all of it is within one checkpoint of a
-# small model that was rounded before.
+# Three things to read. All methods together are worth about one bit: they bring the
+# loss of four bits to a quarter. They add up, because they act at different places. And
+# it is one checkpoint of a small model, rounded once before.
 
 # %% [markdown]
 # ## Trap one: the first token
@@ -360,8 +365,8 @@ figure(
 # %% [markdown]
 # In matrices where one token in hundreds holds most of *H*, a Hessian without it
 # describes other inputs than the layer will read. And every later token attends to that
-# one. In the reference run above the share went up to 98 %, and GPTQ without the first
-# token was no better than rounding.
+# one. Over all layers the share goes up to 98 %, and GPTQ without the first token falls
+# back to the level of rounding: see the table after the next paragraph.
 #
 # ## Trap two: the order of the columns
 #
@@ -398,55 +403,74 @@ table(trap_rows)
 # ## Five bits on average
 #
 # So far every matrix had the same format. Is the model equally sensitive everywhere? We
-# round one part at a time and measure the loss, on *calibration* text, so that what
-# we score later stays unseen.
+# round one part at a time to four bits and measure the loss, on *calibration* text, so
+# that what we score later stays unseen. What other bits would lose there, the rule of
+# four says.
 
 # %%
-DEPTHS, SEARCHED = (3, ("int3_g64_zp", "int4_g64_zp", "int6_g64_zp"))
-if scale != "quick":
-    DEPTHS, SEARCHED = 5, (*SEARCHED, "int5_g64_zp")
+depths = 10 if scale == "quick" and L >= 10 else L
 pieces = []
 for kind in ("code", "prose"):
     documents = ((one.name, one.text) for one in calibration_documents(kind, seed=1))
-    pieces += cut(documents, kind, decoder.tokenizer, passage, passage)
-parts = parts_by_depth(decoder, DEPTHS)
+    pieces += cut(documents, kind, decoder.tokenizer, 64, 64)
+parts = parts_by_depth(decoder, depths)
 loss = PartLoss(decoder, pieces, parts)
-recipe, sensitivity = search(loss.shapes(), loss, 5.0, SEARCHED, name="five_bits")
-print(f"{len(parts)} parts x {len(SEARCHED)} formats, {len(pieces)} passages")
+sensitive = {part: loss({part: FORMAT}) for part in parts}
+most = max(sensitive, key=sensitive.get)
+together = sum(sensitive.values())
+print(f"{len(parts)} parts; the most sensitive, {most}, is {1 / len(parts):.1%} of the")
+print(f"parts and has {sensitive[most] / together:.0%} of the summed loss")
 
 # %%
-depths = list(dict.fromkeys(part.split()[1] for part in parts))
+places = list(dict.fromkeys(part.split()[1] for part in parts))
 fig, ax = canvas(height=3.2)
-map_plot(
-    ax, KINDS, depths,
-    [[1000 * sensitivity[f"{kind} {depth}"]["int4_g64_zp"] for depth in depths]
-     for kind in KINDS],
-    xlabel="layers", title="KL with only this part in int4_g64_zp [1/1000 nats]",
-)
+values = [[1000 * sensitive[f"{kind} {place}"] for place in places] for kind in KINDS]
+map_plot(ax, KINDS, places, values, xlabel="layers",
+         title="KL with only this part in four bits [1/1000 nats]")
 figure(
     fig,
     "sensitivity",
-    alt="A map of kinds of matrices by depth, dark where rounding only that part costs "
-    "most. Some parts cost many times as much as others.",
-    caption=f"n = {sum(len(p.tokens) - 1 for p in pieces)} tokens of calibration text; "
-    "this checkpoint, whose weights lie on a grid of their own.",
+    alt="A map of four kinds of matrices by depth, dark where rounding only that part "
+    "costs most. Some parts cost tens of times as much as others.",
+    caption=f"int4_g64_zp; n = {sum(len(p.tokens) - 1 for p in pieces)} tokens of "
+    "calibration text; this checkpoint, whose weights lie on a grid of their own.",
 )
 
 # %% [markdown]
+# The loss sits in few places. Measured matrix by matrix (`standard`), one of 120, the
+# `mlp.down` of layer 11, holds a sixth of the sum.
+#
 # The search starts with the smallest format everywhere and buys, again and again, the
 # upgrade that saves most loss for its bits, until 5.0 bits a weight are spent. It takes
-# the parts' losses as if they *added up*. That is also its prediction for the whole.
+# the losses of parts as if they *added up*. So its prediction for the whole is the
+# share of the sum that is left, times what four bits everywhere lost.
 
 # %%
-chosen = loss.expand(recipe.overrides)
-promised = sum(sensitivity[part][held] for part, held in recipe.overrides.items())
-mixed = whole.run("int4_g64_zp", overrides=chosen, name="mixed")
-uniform_promise = sum(one["int4_g64_zp"] for one in sensitivity.values())
-report = predict(decoder, whole.recipe("int4_g64_zp", chosen), kernel="plain")
-print(f"mixed: {mixed.bits:.3f} bits a weight, predicted {report.block_bits():.3f}")
-print(f"KL predicted {promised:.4f} on calibration text, measured {mixed.kl()[0]:.4f}")
-table([{"part": part, **{depth: recipe.overrides[f"{part} {depth}"].split("_")[0]
-                         for depth in depths}} for part in KINDS])
+CANDIDATES = (*UNIFORM.values(), "int8_g64_zp")
+
+
+def by_rule(overrides):
+    ((part, name),) = overrides.items()
+    return sensitive[part] * 4.0 ** (4 - get_format(name).bits)
+
+
+found, losses = search(loss.shapes(), by_rule, 5.0, CANDIDATES)
+left = sum(losses[part][name] for part, name in found.overrides.items()) / together
+chosen = loss.expand(found.overrides)
+mixed = whole.run(FORMAT, overrides=chosen, name="mixed")
+report = predict(decoder, whole.recipe(FORMAT, chosen), kernel="plain")
+same_bits = four * 4.0 ** (rounded[4].bits - mixed.bits)
+print(f"bits a weight: predicted {report.block_bits():.3f}, measured {mixed.bits:.3f}")
+print(f"KL: predicted {left * four:.3f}, measured {interval(mixed.kl())}")
+print(f"a uniform format of as many bits, by the rule of four: {same_bits:.3f}")
+
+# %%
+rows = [{"bits": name.split("_")[0],
+         **{kind: sum(part.startswith(kind) and held == name
+                      for part, held in found.overrides.items()) for kind in KINDS}}
+        for name in CANDIDATES]
+print("how many parts are held in each format")
+table(rows)
 
 # %%
 fig, axes = canvas(2, height=3.6)
@@ -459,38 +483,47 @@ figure(
     fig,
     "mixed_precision",
     alt="KL over bits for uniform formats from 3 to 6 bits, on code and on prose, and "
-    "one point for the mixed recipe at five bits.",
+    "one point for the mixed recipe at five bits, beside the line.",
     caption=f"Round to nearest, all layers; n = {scored} tokens, bars: 95 %. "
     "int4_g32_min, this model's own grid, is left out: it loses nothing.",
 )
 
 # %%
 against = paired(mixed, rounded[5])
-print("KL of mixed over that of int5_g64_zp, passage by passage:")
-print(f"{against[0]:.2f} [{against[1]:.2f}, {against[2]:.2f}] at {mixed.bits:.2f} "
-      f"against {rounded[5].bits:.2f} bits")
-recipe.save(run_folder() / "five_bits.yaml")
-print("\n".join((run_folder() / "five_bits.yaml").read_text().splitlines()[:8]))
+print(f"KL of mixed ({mixed.bits:.2f} bits) over that of int5_g64_zp "
+      f"({rounded[5].bits:.2f} bits):")
+print(f"{against[0]:.2f} [{against[1]:.2f}, {against[2]:.2f}], passage by passage")
+exceptions = {name: held for name, held in chosen.items() if held != FORMAT}
+file = run_folder() / "five_bits.yaml"
+Recipe("five_bits", FORMAT, overrides=exceptions).save(file)
+print("\n".join(file.read_text().splitlines()[:8]), "\n  …")
 
 # %% [markdown]
-# The recipe is a text file that can be shared. It is *this* checkpoint's recipe: the
-# map of another model is another map.
+# What measuring buys is a fraction of a bit: compare the mixed recipe with the uniform
+# format of *as many* bits, and with the next whole bit. The recipe is a text file that
+# can be shared: `labkit quantize --recipe five_bits.yaml`. It is *this* checkpoint's
+# recipe; the map of another model is another map. And it combines with the methods
+# above, which ask another question: not how many bits, but which.
 #
 # ## When does it lose?
 #
-# At 8 bits. There is little left to save: rounding loses a few thousandths of a nat, and
-# every method costs calibration text and time. Prediction: by the rule of four, eight
-# bits lose 1/256 of what four do, and no method can gain more than that.
+# At 8 bits. Prediction: by the rule of four, eight bits lose 1/256 of what four do. No
+# method can save more than that, and each costs calibration text and time.
 
 # %%
-eight = {method: tried.run("int8_channel", method) for method in ("rtn", "gptq")}
-saved = [trials["rtn"].kl()[0] - trials["gptq"].kl()[0],
-         eight["rtn"].kl()[0] - eight["gptq"].kl()[0]]
-table([
-    {"bits": bits, "rtn": interval(pair["rtn"].kl()), "gptq": interval(pair["gptq"].kl()),
-     "saved [nats]": gain, "seconds more": pair["gptq"].seconds - pair["rtn"].seconds}
-    for bits, pair, gain in ((4, trials, saved[0]), (8, eight, saved[1]))
-], units={"seconds more": "s"})
+eight = {method: tried.run("int8_g64_zp", method) for method in ("rtn", "gptq")}
+lose_rows = []
+for bits, pair in ((4, trials), (8, eight)):
+    saved = pair["rtn"].kl()[0] - pair["gptq"].kl()[0]
+    lose_rows.append({
+        "bits": str(bits),
+        "rtn, predicted": None if bits == 4 else trials["rtn"].kl()[0] / 256,
+        "rtn": pair["rtn"].kl()[0],
+        "gptq": pair["gptq"].kl()[0],
+        "saved": saved,
+        "seconds more": pair["gptq"].seconds - pair["rtn"].seconds,
+    })
+table(lose_rows, units={"saved": "nats", "seconds more": "s"})
 
 # %% [markdown]
 # ## Exercises
@@ -629,9 +662,11 @@ for method in METHODS[1:]:
                 paired(trials[method], trials["rtn"])[0], n=scored)
 closing.add("KL, awq/rtn", "x", None, paired(trials["awq"], trials["rtn"])[0], n=scored)
 closing.add("bits, mixed", "bits", report.block_bits(), mixed.bits)
-closing.add("KL, mixed", "nats", promised, mixed.kl()[0], n=scored)
+closing.add("KL, mixed", "nats", left * four, mixed.kl()[0], n=scored)
 closing.add("KL, mixed/int5_g64_zp", "x", None, against[0], n=scored)
-closing.add(f"largest share of position 0, {worst}", "share", None, held_by_first[worst])
+closing.add("KL, int8_g64_zp, few layers", "nats", lose_rows[1]["rtn, predicted"],
+            lose_rows[1]["rtn"], n=scored)
+closing.add(f"share of position 0, {worst}", "share", None, held_by_first[worst])
 with RecordWriter(run_folder() / "results.jsonl") as writer:
     for record in closing.records():
         writer.write(record)

@@ -60,13 +60,13 @@ def map_plot(
     shades = [[log(value) for value in row] for row in values]
     ax.imshow(shades, cmap="Greys", aspect="auto")
     flat = [shade for row in shades for shade in row]
-    middle = (min(flat) + max(flat)) / 2
-    if len(columns) <= 10:
-        for y, row in enumerate(values):
-            for x, value in enumerate(row):
-                ink = "white" if shades[y][x] > middle else "black"
-                ax.text(x, y, short(value), ha="center", va="center", color=ink, fontsize=9)
-    ax.set_xticks(range(len(columns)), columns)
+    middle = (min(flat) + max(flat)) / 2  # where black on grey turns harder to read than white
+    size = 9 if len(columns) <= 10 else 5.5
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            ink = "white" if shades[y][x] > middle else "black"
+            ax.text(x, y, short(value), ha="center", va="center", color=ink, fontsize=size)
+    ax.set_xticks(range(len(columns)), columns, rotation=0 if len(columns) <= 10 else 90)
     ax.set_yticks(range(len(rows)), rows)
     _finish(ax, xlabel, ylabel, title)
     ax.grid(visible=False)
