@@ -12,10 +12,12 @@ from labkit.errors import BadRequest
 from labkit.formats import get_recipe
 from labkit.generate import generate
 from labkit.model.load import load_model
+from labkit.model.native_decoder import NativeDecoder, accelerate, why_not
 from labkit.plan.memory import resolve
 from labkit.plan.predict import predict
 from labkit.plan.time import step_cost
 
+KERNELS = ("auto", "native", "torch")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TEXT = (
     "The quick answer to a slow question is often a measurement. Before the engineers changed a single line, "
@@ -23,19 +25,29 @@ TEXT = (
 )
 
 
-def load(model, recipe: str, device="cpu"):
+def load(model, recipe: str, device="cpu", kernels: str = "torch"):
     """The model in a recipe: from the disk in its dtype; or quantised from float32, with the rest in bf16.
 
-    From a bf16 load the format would round numbers that were rounded once already, and miss a checkpoint's own grid."""
+    From a bf16 load the format would round numbers that were rounded once already, and miss a checkpoint's own grid.
+    `kernels`: "torch" is PyTorch's operators; "native" is labkit's own stack, and refuses where there is none;
+    "auto" is native where it works, else torch. float32 and float16 are always PyTorch's."""
+    if kernels not in KERNELS:
+        raise BadRequest(f"There are no kernels {kernels!r}; choose one of {', '.join(KERNELS)}.")
     name = get_recipe(recipe).name
+    if kernels == "torch" or name in ("fp32", "fp16") or str(device) != "cpu":
+        return _with_torch(model, name, device)
+    plain = load_model(model, dtype=torch.float32, device=device)
+    if kernels == "native" or why_not(plain.config, name) is None:
+        return accelerate(plain, name, consume=True)
+    del plain
+    return _with_torch(model, name, device)
+
+
+def _with_torch(model, name: str, device):
     if name in DTYPES:
         return load_model(model, dtype=DTYPES[name], device=device)
-    try:
-        from labkit.quant import quantize_model
-    except ImportError:
-        raise BadRequest(
-            f"recipe {recipe!r} needs labkit.quant, which is not in this installation; choose fp32, bf16 or fp16."
-        ) from None
+    from labkit.quant import quantize_model
+
     loaded = load_model(model, dtype=torch.float32, device=device)
     quantize_model(loaded, name)
     return loaded.to(torch.bfloat16)
@@ -54,13 +66,14 @@ def prompt_ids(decoder, count: int) -> list[int]:
 def labkit_arm(
     decoder, recipe: str, prompt_tokens: int, new_tokens: int, *, device="cpu", threads=None, predicted: bool = True
 ) -> Arm:
-    """labkit's own loop, with what a step reads and, for the plain dtypes, what the microbenchmarks predict."""
+    """labkit's own loop, with what a step reads and, for PyTorch's dtypes, what the microbenchmarks predict."""
     shape = resolve(decoder.config)
     plain = get_recipe(recipe).name in DTYPES
     kv_format = get_recipe(recipe).name if plain else "bf16"
     cost = step_cost(shape, 1, 1, prompt_tokens + new_tokens // 2, recipe, kv_format)
+    native = isinstance(decoder, NativeDecoder)
     ttft = tpot = None
-    if predicted and plain and not shape.num_experts:
+    if predicted and plain and not native and not shape.num_experts:
         times = measure_operators(
             shape, DTYPES[get_recipe(recipe).name], device=device, threads=threads, max_rows=prompt_tokens, max_batch=1
         )
@@ -71,4 +84,5 @@ def labkit_arm(
         done = generate(decoder, list(prompt), max_new_tokens=count, end_ids=())
         return Run(done.tokens, done.token_times_s)
 
-    return Arm(recipe, run, cost.bytes, ttft, tpot)
+    note = f"native kernels, {decoder.instruction_set}" if native else "PyTorch's operators"
+    return Arm(recipe, run, cost.bytes, ttft, tpot, note)

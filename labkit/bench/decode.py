@@ -26,13 +26,14 @@ def run(
     device="cpu",
     predicted: bool = True,
     on_progress: Callable[[str], None] | None = None,
+    kernels: str = "auto",
 ) -> dict:
     """The keys of the command `bench decode`, and `prompt_tokens`, `new_tokens`, intervals and predictions."""
     check(formats, prompt_tokens, new_tokens, repeats)
     others.check(peers)
     with using_threads(threads) as used:
         bandwidth = read_bandwidth(device, used)
-        built, prompt = build(model, formats, peers, prompt_tokens, new_tokens, used, device, predicted, on_progress)
+        built, prompt = build(model, formats, peers, prompt_tokens, new_tokens, used, device, predicted, on_progress, kernels)
         runs = compare(
             built, prompt, new_tokens, repeats, device, lambda i: on_progress and on_progress(f"round {i} of {repeats}")
         )
@@ -64,14 +65,14 @@ def check(formats, prompt_tokens: int, new_tokens: int, repeats: int) -> None:
         )
 
 
-def build(model, formats, peers, prompt_tokens, new_tokens, threads, device, predicted, on_progress):
+def build(model, formats, peers, prompt_tokens, new_tokens, threads, device, predicted, on_progress, kernels):
     """All arms, loaded, and the prompt that every one of them gets."""
     built: list[Arm] = []
     prompt = None
     for name in formats:
         if on_progress:
             on_progress(f"loading {name}")
-        decoder = own.load(model, name, device)
+        decoder = own.load(model, name, device, kernels)
         prompt = prompt or own.prompt_ids(decoder, prompt_tokens)
         built.append(
             own.labkit_arm(

@@ -23,12 +23,13 @@ def run(
     device="cpu",
     predicted: bool = True,
     on_progress: Callable[[str], None] | None = None,
+    kernels: str = "auto",
 ) -> dict:
     """The keys of the command `bench prefill`; every arm reads the same prompt and emits one token."""
     check(formats, prompt_tokens, 2, repeats)
     others.check(peers)
     with using_threads(threads) as used:
-        built, prompt = build(model, formats, peers, prompt_tokens, 1, used, device, predicted, on_progress)
+        built, prompt = build(model, formats, peers, prompt_tokens, 1, used, device, predicted, on_progress, kernels)
         runs = compare(
             built, prompt, 1, repeats, device, lambda i: on_progress and on_progress(f"round {i} of {repeats}")
         )

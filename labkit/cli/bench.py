@@ -19,6 +19,7 @@ bench = typer.Typer(
 Formats = Annotated[str, typer.Option(help="Recipes and number formats, separated by commas; may be empty.")]
 Peers = Annotated[str, typer.Option(help="Others to compare with: transformers, llama.cpp, torchao …")]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")]
+Kernels = Annotated[str, typer.Option(help="auto, native (labkit's own) or torch (PyTorch's operators).")]
 Repeats = Annotated[int, typer.Option(min=1, help="Rounds; every arm runs once a round.")]
 
 
@@ -32,6 +33,7 @@ def decode(
     repeats: Repeats = 3,
     device: Device = "cpu",
     threads: Threads = None,
+    kernels: Kernels = "auto",
     as_json: Json = False,
 ) -> None:
     """Time per output token, tok/s and the share of this machine's read bandwidth.
@@ -42,7 +44,7 @@ def decode(
     from labkit.bench import decode as room
 
     own, others = _arms(formats, peers)
-    result = room.run(model, own, others, threads, prompt_tokens, new_tokens, repeats, device, on_progress=say)
+    result = room.run(model, own, others, threads, prompt_tokens, new_tokens, repeats, device, on_progress=say, kernels=kernels)
     answer(result, as_json, room.render(result))
 
 
@@ -55,6 +57,7 @@ def prefill(
     repeats: Repeats = 3,
     device: Device = "cpu",
     threads: Threads = None,
+    kernels: Kernels = "auto",
     as_json: Json = False,
 ) -> None:
     """Time to the first token of a prompt, and prompt tokens a second.
@@ -65,7 +68,7 @@ def prefill(
     from labkit.bench import prefill as room
 
     own, others = _arms(formats, peers)
-    result = room.run(model, own, others, threads, prompt_tokens, repeats, device, on_progress=say)
+    result = room.run(model, own, others, threads, prompt_tokens, repeats, device, on_progress=say, kernels=kernels)
     answer(result, as_json, room.render(result))
 
 

@@ -57,7 +57,7 @@ def tiny(monkeypatch):
 
 
 def test_bench_decode_gives_the_keys_of_the_command(tiny):
-    result = decode.run(formats=("fp32", "bf16"), threads=1, prompt_tokens=6, new_tokens=5, repeats=2)
+    result = decode.run(formats=("fp32", "bf16"), threads=1, prompt_tokens=6, new_tokens=5, repeats=2, kernels="torch")
     line = json.loads(as_json(result))
     assert {"arms", "ratios", "bandwidth_gb_s", "threads"} <= set(line)
     assert set(line["arms"]) == {"fp32", "bf16"} and set(line["ratios"]) == {"fp32/bf16", "bf16/fp32"}
@@ -68,6 +68,25 @@ def test_bench_decode_gives_the_keys_of_the_command(tiny):
     assert line["threads"] == 1 and line["bandwidth_gb_s"] == 10
     text = decode.render(result)
     assert "predicted" in text and "GB/s" in text and ratio_lines(result)
+
+
+def test_the_kernels_of_an_arm_are_chosen_and_said(tiny, monkeypatch):
+    """Native where they work, PyTorch's operators where they are switched off, a refusal where they were asked for."""
+    from labkit.bench.arms import load
+    from labkit.errors import BadRequest
+    from labkit.kernels import native
+
+    def note(**options):
+        return decode.run(formats=("int8",), threads=1, prompt_tokens=6, new_tokens=3, repeats=1, **options)["arms"]["int8"]["note"]
+
+    here = "native kernels" if native.why_not() is None else "PyTorch's operators"
+    assert note().startswith(here) and note(kernels="torch") == "PyTorch's operators"
+    with pytest.raises(BadRequest, match="auto, native, torch"):
+        load("default", "int8", kernels="fast")
+    monkeypatch.setenv("LABKIT_NATIVE", "off")
+    assert note() == "PyTorch's operators"
+    with pytest.raises(BadRequest):
+        load("default", "int8", kernels="native")
 
 
 def test_packed_weights_are_rounded_once_from_float32_and_the_rest_runs_in_bf16(tiny):
