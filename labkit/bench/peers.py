@@ -21,6 +21,7 @@ PACKAGES = {
     "llama.cpp": "llama_cpp",
     "llama.cpp-q4_0": "llama_cpp",
     "torchao": "torchao",
+    "torchao-int4": "torchao",
 }
 
 
@@ -42,7 +43,7 @@ def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") ->
         return _transformers(name, model, device)
     if name.startswith("llama.cpp"):
         return _llama_cpp(name, model, context, threads)
-    return _torchao(model, device)
+    return _torchao(name, model, device)
 
 
 def folder_of(model: str) -> Path:
@@ -105,15 +106,31 @@ def _generate_with(decoder, device):
     return run
 
 
-def _torchao(model: str, device) -> Arm:
-    """transformers' decoder in bf16 with torchao's int8 weight-only linears (the head, tied, stays in bf16)."""
+def torchao_model(name: str, model: str, device="cpu"):
+    """transformers' decoder in bf16 with torchao's weight-only linears in the blocks, as its guide quantises: from bf16.
+
+    `torchao`: INT8 per channel, symmetric: the numbers of int8_channel. `torchao-int4`: groups of 64 with a float middle
+    in torch's tinygemm layout, the numbers of int4_g64_mid. torchao keeps the CPU's INT4 layout among its prototypes.
+    The head stays in bf16: quantize_ would leave the tied embedding behind as a second table."""
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
     from transformers import AutoModelForCausalLM
 
+    config = Int8WeightOnlyConfig()
+    if name.endswith("int4"):
+        if torch.device(device).type != "cpu":
+            raise BadRequest("peer 'torchao-int4' is set up for the CPU's layout; leave it out on other devices.")
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        config = PrototypeInt4WeightOnlyConfig(group_size=64)
     decoder = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=torch.bfloat16).to(device).eval()
-    quantize_(decoder, Int8WeightOnlyConfig())
-    return Arm("torchao", _generate_with(decoder, device), note="transformers, int8 weight only, head in bf16")
+    quantize_(decoder.model.layers, config)
+    return decoder
+
+
+def _torchao(name: str, model: str, device) -> Arm:
+    kind = "int4, groups of 64" if name.endswith("int4") else "int8"
+    return Arm(name, _generate_with(torchao_model(name, model, device), device), note=f"transformers, {kind}, head in bf16")
 
 
 def _gguf_of(model: str) -> Path:

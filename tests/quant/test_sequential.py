@@ -8,8 +8,7 @@ import torch
 from labkit.errors import BadRequest
 from labkit.model.folding import fold_map
 from labkit.model.tiny import tiny_model
-from labkit.quant import Calibration, Recipe, quantize_model
-from labkit.quant import walk
+from labkit.quant import Calibration, Recipe, quantize_model, walk
 from labkit.quant.calibrate import collect
 from labkit.quant.sequential import Replay
 
