@@ -17,7 +17,7 @@ try:
     import hypothesis
 
     # The same examples in every run: a test that fails here fails everywhere.
-    hypothesis.settings.register_profile("labkit", derandomize=True, deadline=None, database=None, max_examples=50)
+    hypothesis.settings.register_profile("labkit", derandomize=True, deadline=None, database=None, max_examples=20)
     hypothesis.settings.load_profile("labkit")
 except ImportError:
     pass

@@ -63,7 +63,7 @@ def few_slots(monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_operations_equal_rows_kept_as_lists(shape, few_slots, make_oracle, feed):
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
     @given(OPERATIONS, st.integers(1, 3))
     def check(operations, batch):
         run_operations(operations, SHAPES[shape], batch, 40, make_oracle, feed)

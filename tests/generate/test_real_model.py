@@ -93,6 +93,7 @@ def by_transformers(theirs, prompt, new, ends):
     return tuple(out[0, len(prompt) :].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_a_few_tokens_equal_transformers(model, prompts):
     theirs, ends = transformers_model(), model.config.eos_ids

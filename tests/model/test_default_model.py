@@ -37,6 +37,7 @@ def test_no_bos_is_added_and_the_template_is_applied(default_model):
     assert [tokenizer.decode([i]) for i in tokenizer.encode("in 1942")] == ["in", " ", "1", "9", "4", "2"]
 
 
+@pytest.mark.slow
 def test_logits_equal_transformers(default_model, twin, sources):
     theirs = twin(default_model)
     for text in sources.values():

@@ -32,6 +32,7 @@ def test_the_quickstart_is_ten_lines_and_imports_what_exists():
                 assert hasattr(importlib.import_module(node.module), name.name), (node.module, name.name)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_the_quickstart_runs_and_says_what_the_readme_says(capsys):
     exec(compile(QUICKSTART, "README.md", "exec"), {})
