@@ -57,7 +57,7 @@ class Sampling:
         self._check("frequency_penalty", number, lambda x: True, "a number (0 changes nothing)")
         self._check("presence_penalty", number, lambda x: True, "a number (0 changes nothing)")
         self._check("min_new_tokens", whole, lambda x: x >= 0, "a whole number from 0 up")
-        self._check("seed", whole, lambda x: x >= 0, "a whole number from 0 up")
+        self._check("seed", whole, lambda x: 0 <= x < 2**63, "a whole number from 0 to 2**63 - 1")
         self._check("bad_words", _are_words, lambda words: True, "sequences of token ids, each at least one long")
         object.__setattr__(self, "bad_words", tuple(map(tuple, self.bad_words)))  # hashable, and out of reach
 

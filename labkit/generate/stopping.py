@@ -10,14 +10,15 @@ Cost: a token looks at its own characters and those held back, not at the whole 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from labkit.errors import BadRequest
 
 
 def checked_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Stop strings as a tuple, or a refusal."""
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    strings = tuple(strings) if isinstance(strings, Iterable) else (None,)
     if not all(isinstance(string, str) and string for string in strings):
         raise BadRequest(f"The stop strings are {stop!r}; give one or several texts of at least one character.")
     return strings

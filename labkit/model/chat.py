@@ -22,7 +22,7 @@ def render(template: str, messages: Sequence[Mapping], add_generation_prompt: bo
         return _compiled(template).render(
             messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt, tools=None, **tokens
         )
-    except (TemplateError, TypeError) as reason:
+    except (TemplateError, TypeError, OverflowError, ValueError) as reason:
         raise BadRequest(f"the chat template of this checkpoint refused the conversation: {reason}.") from reason
 
 

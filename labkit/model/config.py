@@ -9,6 +9,7 @@ What the decoder cannot compute is refused by name here, before a single weight 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import BadRequest
@@ -61,6 +62,14 @@ class ModelConfig:
 
     def __post_init__(self):
         check_architecture(self.architecture)
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+                     "intermediate_size", "max_positions"):  # fmt: skip
+            value = getattr(self, name)
+            unlimited = value is None and name == "max_positions"
+            if not unlimited and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+                raise BadRequest(f"{name} is {value!r}: the configuration of a model gives a whole number from 1 up.")
+        if isinstance(self.norm_eps, bool) or not isinstance(self.norm_eps, Real) or not self.norm_eps >= 0:
+            raise BadRequest(f"norm_eps is {self.norm_eps!r}: give a number from 0 up, such as 1e-6.")
         if self.num_heads % self.num_kv_heads:
             raise BadRequest(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads: "
@@ -117,6 +126,10 @@ class ModelConfig:
         """From the dictionary of a `config.json` (older and newer spellings of the rotary settings alike)."""
         architecture = check_architecture(config.get("model_type"))
         given = ARCHITECTURES[architecture] | config
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            if not isinstance(given.get(key), int) or given[key] < 1:
+                raise BadRequest(f"the configuration says {key} = {given.get(key)!r}: a whole number from 1 up is needed.")
+        given.setdefault("max_position_embeddings", None)
         heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
         act, ours = ("hidden_activation", "gelu_pytorch_tanh") if architecture == "gemma3_text" else ("hidden_act", "silu")

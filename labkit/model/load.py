@@ -10,7 +10,6 @@ the next, so that two copies of the model never exist. Pickled weights are not r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from labkit.errors import BadRequest
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
 from labkit.model.names import fill, places
+from labkit.model.settings import read_object
 from labkit.model.tokenizer import Tokenizer
 
 CONVERSION = 1  # part of the converted folder's name: raise it when what `convert_gguf` writes changes
@@ -78,9 +78,9 @@ def load_folder(folder: str | Path, *, dtype: torch.dtype = torch.float32, devic
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise BadRequest(f"{folder} has no config.json: give the folder of a checkpoint in the hub's format.")
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    said = read_object(folder / "config.json")
     if (folder / "generation_config.json").is_file():  # its end tokens are the fuller list
-        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        generation = read_object(folder / "generation_config.json")
         said |= {k: v for k, v in generation.items() if k in ("eos_token_id", "pad_token_id") and v is not None}
     model = empty(ModelConfig.from_hf(said), dtype, device)
     fill(model, _tensors(folder, model), str(folder))
@@ -107,7 +107,17 @@ def empty(config: ModelConfig, dtype: torch.dtype = torch.float32, device="cpu")
     """A decoder whose weights are memory not yet written: nothing is initialised only to be overwritten."""
     with torch.device("meta"):
         model = Decoder(config)
-    model = model.to(dtype).to_empty(device=device)
+    model = model.to(dtype)
+    try:
+        model = model.to_empty(device=device)
+    except RuntimeError as reason:
+        if "memory" not in str(reason):
+            raise
+        size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        raise BadRequest(
+            f"the weights of this configuration need {size:,} bytes in {str(dtype).removeprefix('torch.')}, more than "
+            f"{device} has free: choose a smaller model or dtype."
+        ) from reason
     if config.tie_embeddings:
         model.head.weight = model.embed_tokens.weight
     return model.eval().requires_grad_(False)
@@ -118,7 +128,10 @@ def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        listed = read_object(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(shard, str) for shard in listed.values()):
+            raise BadRequest(f"{index} has no weight_map of tensors and their files: fetch it again.")
+        shards = sorted(set(listed.values()))
         if any(Path(shard).name != shard for shard in shards):
             raise BadRequest(f"{index} points outside of its folder: this checkpoint is not to be trusted.")
     else:

@@ -81,6 +81,11 @@ def fill(model: Decoder, tensors: Iterable[tuple[str, Tensor]], source: str) -> 
                     f"{source} holds {name} with shape {list(tensor.shape)} where its configuration says "
                     f"{list(target.shape)}: the file and its configuration disagree."
                 )
+            if not tensor.is_floating_point():
+                raise BadRequest(
+                    f"{source} holds {name} as {str(tensor.dtype).removeprefix('torch.')}, codes of some quantised "
+                    "format: labkit.model reads plain floating-point weights."
+                )
             target.copy_(tensor)
             missing.discard(name)
     if missing:

@@ -59,7 +59,11 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: dict) -> RopeConfig:
-        given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        stated = {key: config.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+        for key, value in stated.items():
+            if not isinstance(value, dict):
+                raise BadRequest(f"the configuration says {key} = {value!r}: an object or null is needed there.")
+        given = {**stated["rope_scaling"], **stated["rope_parameters"]}
         kind = given.get("rope_type", given.get("type", "default"))
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         if partial not in (None, 1.0):
@@ -67,7 +71,10 @@ class RopeConfig:
                 f"partial_rotary_factor {partial} is not one that labkit.model computes, which turns whole heads: "
                 "labkit.hf runs the model through transformers."
             )
-        theta = float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        theta = given.get("rope_theta") or config.get("rope_theta") or 10000.0
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+            raise BadRequest(f"the configuration says rope_theta = {theta!r}: a number above 0 is needed there.")
+        theta = float(theta)
         if kind == "default":
             return cls(theta=theta)
         longest = config["max_position_embeddings"]

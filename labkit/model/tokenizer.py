@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from labkit.errors import BadRequest
 from labkit.model.chat import render
+from labkit.model.settings import read_object
 
 
 class Tokenizer:
@@ -58,9 +59,12 @@ class Tokenizer:
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             raise BadRequest(f"{folder} has no tokenizer.json: save the tokenizer in that form (transformers does).")
-        backend = Backend.from_file(str(folder / "tokenizer.json"))
+        try:
+            backend = Backend.from_file(str(folder / "tokenizer.json"))
+        except Exception as reason:  # the Rust library raises nothing narrower
+            raise BadRequest(f"{folder / 'tokenizer.json'} is not a whole tokenizer ({reason}): fetch it again.") from reason
         settings = folder / "tokenizer_config.json"
-        settings = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        settings = read_object(settings) if settings.is_file() else {}
         named = {key: _content(value) for key, value in settings.items() if re.fullmatch("[a-z]+_token", key)}
         if named.get("bos_token") is not None:
             bos_id = backend.token_to_id(named["bos_token"])

@@ -19,6 +19,14 @@ from labkit.plan.shapes import Matrix, ModelShape
 _OTHER_NAMES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral"}
 _GPT2_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
               "n_positions": "max_position_embeddings", "n_inner": "intermediate_size"}
+_LEAST = {  # optional whole numbers and the least that each can be; null is as good as absent
+    "sliding_window": 1, "sliding_window_pattern": 1, "decoder_sparse_step": 1, "intermediate_size": 1,
+    "max_position_embeddings": 1, "v_head_dim": 1, "q_lora_rank": 1, "num_experts_per_tok": 1, "experts_per_token": 1,
+    "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0, "n_shared_experts": 0, "num_local_experts": 0,
+    "num_experts": 0, "n_routed_experts": 0, "first_k_dense_replace": 0, "max_window_layers": 0,
+    "num_kv_shared_layers": 0,
+}
+_MOST_LAYERS = 10_000  # a typing error in a config must not run for hours
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -48,8 +56,8 @@ def read_config(source: Mapping | str | Path) -> dict:
 
 def architecture_of(config: Mapping) -> tuple[str, Architecture]:
     name = config.get("model_type")
-    name = _OTHER_NAMES.get(name, name)
-    if name not in ARCHITECTURES:
+    name = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise BadRequest(f"model_type {name!r} is not an architecture that can be planned; "
                          f"known are {', '.join(ARCHITECTURES)}.")
     return name, ARCHITECTURES[name]
@@ -63,15 +71,24 @@ class Fields:
         self.architecture, self.kind = architecture_of(self.config)
         for key, value in self.kind.defaults:
             self.config.setdefault(key, value)
+        for key, least in _LEAST.items():
+            if self.get(key) is not None:
+                self.number(key, least)
+        for key in ("layer_types", "mlp_only_layers"):
+            if not isinstance(self.get(key, []), list):
+                raise BadRequest(f"the config says {key} = {self.config[key]!r}; a list is needed there.")
+        if self.number("num_hidden_layers") > _MOST_LAYERS:
+            raise BadRequest(f"the config says num_hidden_layers = {self.config['num_hidden_layers']}; at most "
+                             f"{_MOST_LAYERS} are planned.")
 
     def get(self, key: str, default=None):
         value = self.config.get(key)
         return default if value is None else value
 
-    def number(self, key: str) -> int:
+    def number(self, key: str, least: int = 1) -> int:
         value = self.config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadRequest(f"the config says {key} = {value!r}; a whole number of at least 1 is needed there.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadRequest(f"the config says {key} = {value!r}; a whole number of at least {least} is needed there.")
         return value
 
     @property
@@ -126,7 +143,10 @@ def kv_shape(source: Mapping | str | Path | Fields) -> KVShape:
     result = []
     for i in range(layers):
         # A sharing layer reads the last layer of its own kind (windowed or full) that still has a cache of its own.
-        source_layer = None if i < own else max(j for j in range(own) if windowed[j] == windowed[i])
+        source_layer = None if i < own else max((j for j in range(own) if windowed[j] == windowed[i]), default=None)
+        if i >= own and source_layer is None:
+            raise BadRequest(f"num_kv_shared_layers = {layers - own} leaves layer {i} no earlier layer of its kind to "
+                             "read from; give fewer.")
         result.append(LayerKV(fields.num_kv_heads, fields.head_dim, windowed[i], shared_with=source_layer))
     return KVShape(tuple(result))
 
