@@ -18,7 +18,7 @@ stdout = sys.stdout  # set by `main`, which sends everything else to stderr unde
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Model = Annotated[str, typer.Option(help="A name, a folder of safetensors, a .gguf file or a hub id.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; without it PyTorch's own choice.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads; without it PyTorch's own choice.")]
 
 
 def answer(result: Mapping[str, Any], as_json: bool, text: str = "") -> None:

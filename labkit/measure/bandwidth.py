@@ -26,8 +26,8 @@ def using_threads(threads: int | None):
     import torch
     before = torch.get_num_threads()
     if threads is not None:
-        if threads < 1:
-            raise BadRequest(f"{threads} threads cannot work; give at least 1.")
+        if not 1 <= threads <= 1024:
+            raise BadRequest(f"{threads} threads cannot work; give 1 to 1024.")
         torch.set_num_threads(threads)
     try:
         yield torch.get_num_threads()

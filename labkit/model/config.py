@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import BadRequest
 from labkit.model import gemma
 from labkit.model.rope import RopeConfig
+from labkit.model.windows import layer_windows
 
 if TYPE_CHECKING:
     from labkit.model.gguf_file import GGUFFile
@@ -140,7 +141,7 @@ class ModelConfig:
             )
         bias = bool(given.get("attention_bias", False)) and architecture in ("llama", "qwen3", "gemma3_text")
         eos = given.get("eos_token_id")
-        own = {"rope": RopeConfig.from_hf(given), "windows": _windows(architecture, given, layers)} \
+        own = {"rope": RopeConfig.from_hf(given), "windows": layer_windows(architecture, given, layers)} \
             if architecture != "gemma3_text" else gemma.fields_from_hf(given, layers)  # fmt: skip
         return cls(
             architecture=architecture,
@@ -215,19 +216,3 @@ def check_architecture(name: str | None) -> str:
             "labkit.hf runs most other models through transformers."
         )
     return name
-
-
-def _windows(architecture: str, given: dict, layers: int) -> tuple[int | None, ...] | None:
-    window = given.get("sliding_window")
-    if window is None or architecture == "llama":
-        return None
-    if architecture == "mistral":
-        return (window,) * layers
-    if not given.get("use_sliding_window", False):
-        return None
-    kinds = given.get("layer_types")
-    if kinds is None:
-        first = given.get("max_window_layers", 28)
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return windows if any(windows) else None

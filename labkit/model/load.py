@@ -34,6 +34,7 @@ def load_model(
     revision: str | None = None,
 ) -> Decoder:
     """A decoder with its tokenizer, in eval mode and without gradients."""
+    check_device(device)
     path = Path(name_or_path)
     if path.is_dir():
         return load_folder(path, dtype=dtype, device=device)
@@ -105,6 +106,7 @@ def load_gguf(path: str | Path, *, dtype: torch.dtype = torch.float32, device="c
 
 def empty(config: ModelConfig, dtype: torch.dtype = torch.float32, device="cpu") -> Decoder:
     """A decoder whose weights are memory not yet written: nothing is initialised only to be overwritten."""
+    check_device(device)
     with torch.device("meta"):
         model = Decoder(config)
     model = model.to(dtype)
@@ -154,3 +156,14 @@ def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
             raise BadRequest(
                 f"{folder / shard} is not a whole safetensors file ({reason}): fetch it again."
             ) from reason
+
+
+def check_device(device: str | torch.device) -> None:
+    """Refuse a device that does not exist here, before anything is read."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise BadRequest(f"There is no device {device!r}: choose cpu, cuda or mps.") from None
+    here = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(kind, lambda: True)
+    if not here():
+        raise BadRequest(f"The device {device} was asked for and PyTorch finds none on this machine: choose cpu.")

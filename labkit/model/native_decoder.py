@@ -23,33 +23,13 @@ from torch import Tensor, nn
 
 from labkit.cache.contiguous import ContiguousCache
 from labkit.errors import BadRequest
-from labkit.formats import get_format, get_recipe, quantize
+from labkit.formats import get_recipe, quantize
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels import native
-from labkit.kernels.native_pack import Layer, Model, PackedMatrix, Step, kind_of, packed_nbytes
+from labkit.kernels.native_pack import Layer, Model, Step, kind_of
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder, last_real
-
-HUGE_PAGE = 2**21
-
-
-class NativeLinear(nn.Module):
-    """y = x Wᵀ + b on a packed matrix: what a layer calls when layers run one by one."""
-
-    def __init__(self, matrix: PackedMatrix):
-        super().__init__()
-        self.matrix = matrix
-        self.register_buffer("blocks", matrix.blocks)  # seen, and counted once, by whoever asks a module for its bytes
-        self.register_buffer("scale", matrix.scale)
-        self.register_buffer("bias", matrix.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.matrix.matmul(x)
-
-
-class NativeEmbedding(NativeLinear):
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.matrix.rows(tokens)
+from labkit.model.native_parts import InDtype, NativeLinear, pack_into
 
 
 def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
@@ -82,12 +62,9 @@ def accelerate(
     if reason is not None:
         raise BadRequest(reason)
     if kv_dtype not in (torch.float32, torch.bfloat16):
-        raise BadRequest(
-            f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those."
-        )
-    return NativeDecoder(
-        model, recipe, kv_dtype, quantizer or (lambda name, weight, format: quantize(weight, format)), consume
-    )
+        raise BadRequest(f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those.")
+    quantizer = quantizer or (lambda name, weight, format: quantize(weight, format))
+    return NativeDecoder(model, recipe, kv_dtype, quantizer, consume)
 
 
 class NativeDecoder(Decoder):
@@ -97,13 +74,9 @@ class NativeDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(model.config)
         self.recipe, self.kv_dtype = get_recipe(recipe).name, kv_dtype
-        self.tokenizer, self.name, self.revision, self.source = (
-            model.tokenizer,
-            model.name,
-            model.revision,
-            model.source,
-        )
-        self._pack(model, get_recipe(recipe), quantizer, consume)
+        self.tokenizer, self.source = model.tokenizer, model.source
+        self.name, self.revision = model.name, model.revision
+        pack_into(self, model, get_recipe(recipe), quantizer, consume)
         self._describe()
         self.eval().requires_grad_(False)
 
@@ -111,40 +84,6 @@ class NativeDecoder(Decoder):
     def dtype(self) -> torch.dtype:
         """Of the caches made for it; activations and logits are float32."""
         return self.kv_dtype
-
-    def _pack(self, model: Decoder, recipe, quantizer, consume: bool) -> None:
-        plan = [("embed_tokens", recipe.embedding, False)]
-        for i in range(self.config.num_layers):
-            for name in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down"):
-                plan.append((f"layers.{i}.{name}", recipe.blocks, name == "mlp.gate_up"))
-        tied = self.config.tie_embeddings and get_format(recipe.head) == get_format(recipe.embedding)
-        if not tied:
-            plan.append(("head", recipe.head, False))
-        shapes = {name: tuple(model.get_submodule(name).weight.shape) for name, _, _ in plan}
-        sizes = {name: -(-packed_nbytes(format, shapes[name], pair) // 64) * 64 for name, format, pair in plan}
-        arena, at = _huge(sum(sizes.values())), 0  # in the order in which a step reads it
-        for name, format, pair in plan:
-            module = model.get_submodule(name)
-            held = (
-                module.weight
-                if isinstance(module.weight, QuantizedTensor)
-                else quantizer(name, module.weight.detach(), format)
-            )
-            bias = getattr(module, "bias", None)
-            matrix = PackedMatrix(held, pair=pair, bias=bias, out=arena[at : at + sizes[name]])
-            at += sizes[name]
-            if consume and not (name == "embed_tokens" and self.config.tie_embeddings and not tied):
-                module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-            self.set_submodule(name, (NativeEmbedding if name == "embed_tokens" else NativeLinear)(matrix))
-        if tied:
-            self.head = NativeLinear(self.embed_tokens.matrix)
-            if consume:
-                model.head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        for name, module in model.named_modules():
-            if isinstance(module, nn.RMSNorm):
-                own = nn.RMSNorm(module.normalized_shape, module.eps)
-                own.weight = nn.Parameter(module.weight.detach().float().clone())
-                self.set_submodule(name, own)
 
     def _describe(self) -> None:
         """The structures that the C++ side reads; they hold addresses, so what they point to is kept here."""
@@ -186,9 +125,7 @@ class NativeDecoder(Decoder):
         """Formats are what they are and the kernels know addresses: `.to(dtype)` changes nothing, another device is refused."""
         moved = fn(torch.empty(0))
         if moved.device.type != "cpu":
-            raise BadRequest(
-                f"A native decoder lives on the CPU and cannot move to {moved.device}: load the plain model there."
-            )
+            raise BadRequest(f"A native decoder lives on the CPU and cannot move to {moved.device}: load the plain model there.")
         return self
 
     def forward(
@@ -280,35 +217,3 @@ class NativeDecoder(Decoder):
                     N, cache.slots, int(cache.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
         if native.library().lk_forward(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError(f"No memory for the activations of {N} tokens.")
-
-
-class InDtype:
-    """A cache seen by float32 layers: what they give and ask for is converted to and from its dtype."""
-
-    def __init__(self, cache):
-        self.cache = cache
-
-    def advance(self, num_tokens: int, counts=None) -> Tensor:
-        return self.cache.advance(num_tokens, counts)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.cache.lengths
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
-
-    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).float()
-
-
-def _huge(size: int) -> Tensor:
-    """Memory for all weights in one piece, on huge pages where the system grants them: fewer address look-ups."""
-    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
-    start = -whole.data_ptr() % HUGE_PAGE
-    piece = whole[start : start + size]
-    try:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(size), 14)  # MADV_HUGEPAGE
-    except (AttributeError, OSError, TypeError):
-        pass  # not Linux: ordinary pages
-    return piece

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -28,56 +27,18 @@ from labkit.quant.calibrate import Calibration, InputStatistics, collect
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.methods import Method, quantize_weight, round_trip
 from labkit.quant.recipe import Recipe
+from labkit.quant.report import QuantizationReport, parameter_nbytes
 from labkit.quant.sequential import Replay
-from labkit.quant.survey import Part, check_survey, share, survey
+from labkit.quant.survey import Part, check_survey, survey
 from labkit.quant.w8a8 import W8A8Weight
 
 LEAST_SHARE = 0.9
 
 
-@dataclass(frozen=True)
-class QuantizationReport:
-    """What became of each parameter. `nbytes` is resident: predicted before, equal to the tensors after."""
-
-    recipe: Recipe
-    method: str
-    parts: tuple[Part, ...]
-    original_nbytes: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def share(self) -> float:
-        return share(list(self.parts))
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / sum(part.elements for part in self.parts)
-
-    def block_bits(self) -> float:
-        """All-in bits a weight of the linear layers in the blocks, which is what methods and recipes vary."""
-        blocks = [part for part in self.parts if part.part == "blocks"]
-        return 8 * sum(part.nbytes for part in blocks) / sum(part.elements for part in blocks)
-
-    def __str__(self) -> str:
-        lines = [
-            f"{part.name:<44} {str(list(part.shape)):<18} {part.format:<14} {part.bits:6.3f} bits  {part.reason}".rstrip()
-            for part in self.parts
-        ]
-        lines.append(
-            f"{self.share:.1%} of the weights quantised, {self.bits_per_weight:.3f} bits a weight all-in, "
-            f"{self.nbytes / 2**20:.1f} MiB ({self.nbytes / self.original_nbytes:.3f} of what it was)"
-        )
-        return "\n".join([*lines, *self.notes])
-
-
 def predict(model: nn.Module, recipe: str | Recipe, kernel: str = "auto") -> QuantizationReport:
     """The report of quantize_model, before anything is done."""
     recipe = Recipe.named(recipe)
-    return QuantizationReport(recipe, recipe.method, tuple(survey(model, recipe, kernel)), _nbytes(model))
+    return QuantizationReport(recipe, recipe.method, tuple(survey(model, recipe, kernel)), parameter_nbytes(model))
 
 
 def quantize_model(
@@ -102,7 +63,7 @@ def quantize_model(
     """
     recipe = Recipe.named(recipe)
     method = method if isinstance(method, Method) else Method(method or recipe.method)
-    original = _nbytes(model)
+    original = parameter_nbytes(model)
     if (
         len({recipe.blocks, recipe.head, recipe.embedding}) == 1
         and recipe.blocks in ("bf16", "fp16", "fp32")
@@ -227,7 +188,3 @@ def _cast(model: nn.Module, recipe: Recipe, original: int) -> QuantizationReport
         for name, p in model.named_parameters()
     ]
     return QuantizationReport(recipe, "rtn", tuple(parts), original)
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from labkit.errors import BadRequest
 from labkit.model.convert import convert_gguf, smallest_exact
-from labkit.model.load import load_folder, load_gguf, load_model
+from labkit.model.load import check_device, load_folder, load_gguf, load_model
 from labkit.model.names import to_hf_state_dict
 from labkit.model.tiny import tiny_model
 
@@ -166,3 +166,16 @@ def test_the_smallest_dtype_that_loses_nothing():
     assert smallest_exact({"a": torch.tensor([1.0, 0.5])}) == torch.float16
     assert smallest_exact({"a": torch.tensor([1.0, 1e30]).bfloat16().float()}) == torch.bfloat16
     assert smallest_exact({"a": torch.tensor([1.0, 0.1])}) == torch.float32
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99x"])
+def test_a_device_that_does_not_exist_is_refused(device):
+    with pytest.raises(BadRequest, match="no device"):
+        check_device(device)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadRequest, match="cuda"):
+        check_device("cuda")
+    check_device("cpu")

@@ -1,0 +1,102 @@
+"""What a native decoder is made of: packed matrices as modules, one piece of memory for all of them, caches of any dtype."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from labkit.formats import get_format
+from labkit.formats.tensor import QuantizedTensor
+from labkit.kernels.native_pack import PackedMatrix, packed_nbytes
+from labkit.model.decoder import Decoder
+
+HUGE_PAGE = 2**21
+
+
+class NativeLinear(nn.Module):
+    """y = x Wᵀ + b on a packed matrix: what a layer calls when layers run one by one."""
+
+    def __init__(self, matrix: PackedMatrix):
+        super().__init__()
+        self.matrix = matrix
+        self.register_buffer("blocks", matrix.blocks)  # seen, and counted once, by whoever asks a module for its bytes
+        self.register_buffer("scale", matrix.scale)
+        self.register_buffer("bias", matrix.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix.matmul(x)
+
+
+class NativeEmbedding(NativeLinear):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.matrix.rows(tokens)
+
+
+def pack_into(native: Decoder, model: Decoder, recipe, quantizer, consume: bool) -> None:
+    """Replace every matrix of `native` (empty so far) by `model`'s in the recipe's formats, all in one piece of memory."""
+    plan = [("embed_tokens", recipe.embedding, False)]
+    for i in range(native.config.num_layers):
+        for name in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down"):
+            plan.append((f"layers.{i}.{name}", recipe.blocks, name == "mlp.gate_up"))
+    tied = native.config.tie_embeddings and get_format(recipe.head) == get_format(recipe.embedding)
+    if not tied:
+        plan.append(("head", recipe.head, False))
+    shapes = {name: tuple(model.get_submodule(name).weight.shape) for name, _, _ in plan}
+    sizes = {name: -(-packed_nbytes(format, shapes[name], pair) // 64) * 64 for name, format, pair in plan}
+    arena, at = _huge(sum(sizes.values())), 0  # in the order in which a step reads it
+    for name, format, pair in plan:
+        module = model.get_submodule(name)
+        held = (
+            module.weight
+            if isinstance(module.weight, QuantizedTensor)
+            else quantizer(name, module.weight.detach(), format)
+        )
+        bias = getattr(module, "bias", None)
+        matrix = PackedMatrix(held, pair=pair, bias=bias, out=arena[at : at + sizes[name]])
+        at += sizes[name]
+        if consume and not (name == "embed_tokens" and native.config.tie_embeddings and not tied):
+            module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        native.set_submodule(name, (NativeEmbedding if name == "embed_tokens" else NativeLinear)(matrix))
+    if tied:
+        native.head = NativeLinear(native.embed_tokens.matrix)
+        if consume:
+            model.head.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RMSNorm):
+            own = nn.RMSNorm(module.normalized_shape, module.eps)
+            own.weight = nn.Parameter(module.weight.detach().float().clone())
+            native.set_submodule(name, own)
+
+
+class InDtype:
+    """A cache seen by float32 layers: what they give and ask for is converted to and from its dtype."""
+
+    def __init__(self, cache):
+        self.cache = cache
+
+    def advance(self, num_tokens: int, counts=None) -> Tensor:
+        return self.cache.advance(num_tokens, counts)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.cache.lengths
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).float()
+
+
+def _huge(size: int) -> Tensor:
+    """Memory for all weights in one piece, on huge pages where the system grants them: fewer address look-ups."""
+    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE
+    piece = whole[start : start + size]
+    try:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(size), 14)  # MADV_HUGEPAGE
+    except (AttributeError, OSError, TypeError):
+        pass  # not Linux: ordinary pages
+    return piece
