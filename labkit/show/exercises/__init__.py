@@ -13,6 +13,11 @@ from labkit.show.exercises.kv_cache import (
     check_two_answers,
     check_what_fits,
 )
+from labkit.show.exercises.smaller_cache import (
+    check_kv_bits,
+    check_per_channel,
+    check_window,
+)
 from labkit.show.exercises.what_to_lose import (
     check_compensate,
     check_kl,
@@ -35,7 +40,9 @@ __all__ = [
     "check_decode_limit",
     "check_first_token",
     "check_kl",
+    "check_kv_bits",
     "check_most_speedup",
+    "check_per_channel",
     "check_positions",
     "check_price",
     "check_ridge_batch",
@@ -45,4 +52,5 @@ __all__ = [
     "check_two_answers",
     "check_what_fits",
     "check_where_it_stops",
+    "check_window",
 ]

@@ -1,0 +1,90 @@
+"""A decode step over KV caches of several formats: predicted from one layer's attention alone, then measured whole.
+
+    predicted(format, S) = [step(bf16, short) - L * layer(bf16, short)] + L * layer(format, S)
+
+A layer's time is that of `append` and `attend` for one token on made-up keys; the step at a short context says what
+everything else takes. So the long step of a model is predicted without running it at that length.
+When it loses: packing happens once in a block of tokens and is not in
+a timing of single steps that go back each time (formats without a tail pack in every step, and it is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from labkit.cache import ContiguousCache, KVCache, quantized_cache
+from labkit.errors import BadRequest
+from labkit.measure.clock import Timing, interleave
+from labkit.plan.kv_formats import KVFormat, get_kv_format
+from labkit.plan.memory import KVShape
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def made_up(kv_format: str | KVFormat, shape: KVShape, tokens: int, more: int = 8, dtype=torch.bfloat16,
+            device="cpu") -> KVCache:  # fmt: skip
+    """A cache of `tokens` random tokens, with room for `more`; a plain format is its own dtype."""
+    found = get_kv_format(kv_format)
+    if not found.packed and found.name not in DTYPES:
+        raise BadRequest(f"KV format {found.name} is a number for plans; choose one that can be stored.")
+    maker: Callable = quantized_cache(found) if found.packed else ContiguousCache
+    cache = maker(shape, batch=1, capacity=tokens + more, dtype=dtype if found.packed else DTYPES[found.name], device=device)
+    source = torch.Generator().manual_seed(0)
+    cache.advance(tokens)
+    for i, layer in enumerate(shape.layers):
+        size = (1, layer.num_kv_heads, tokens, layer.head_dim)
+        keys, values = (torch.randn(size, generator=source).to(cache.dtype).to(device) for _ in range(2))
+        cache.append(i, keys, values)
+    return cache
+
+
+def _back(cache: KVCache, tokens: int, one: Callable[[], object]) -> Callable[[], None]:
+    def call() -> None:
+        cache.rewind(tokens)
+        one()
+
+    return call
+
+
+@torch.inference_mode()
+def layer_times(shape: KVShape, heads: int, formats: Sequence[str], tokens: int, *, repeats: int = 20, dtype=torch.bfloat16,
+                device="cpu") -> dict[str, Timing]:  # fmt: skip
+    """{format: seconds of one layer's append and attend for one more token}, in turns."""
+    one_layer = KVShape(shape.layers[:1])
+    layer = shape.layers[0]
+    calls = {}
+    for name in formats:
+        cache = made_up(name, one_layer, tokens, dtype=dtype, device=device)
+        q = torch.randn(1, heads, 1, layer.head_dim, dtype=cache.dtype, device=device)
+        k = torch.randn(1, layer.num_kv_heads, 1, layer.head_dim, dtype=cache.dtype, device=device)
+
+        def one(cache=cache, q=q, k=k) -> None:
+            cache.advance(1)
+            cache.append(0, k, k)
+            cache.attend(0, q)
+
+        calls[name] = _back(cache, tokens, one)
+    return interleave(calls, repeats=repeats, warmup=3, device=device)
+
+
+@torch.inference_mode()
+def step_times(model, formats: Sequence[str], tokens: int, *, repeats: int = 7) -> dict[str, Timing]:
+    """{format: seconds of one decode step of `model` behind `tokens` cached tokens}, in turns."""
+    token = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    calls = {}
+    for name in formats:
+        cache = made_up(name, model.config.kv_shape, tokens, dtype=model.dtype, device=model.device)
+        calls[name] = _back(cache, tokens, lambda cache=cache: model(token, cache, last_only=True))
+    return interleave(calls, repeats=repeats, warmup=2, device=model.device)
+
+
+def predicted(rest: float, layers: int, one_layer: Timing) -> float:
+    """Seconds of a step whose layers' attention takes `one_layer` each, and everything else `rest`."""
+    return rest + layers * one_layer.median_s
+
+
+def rest_of_step(short_step: Timing, layers: int, one_layer: Timing) -> float:
+    """Seconds of a step that are not attention, from one at a short context."""
+    return max(short_step.median_s - layers * one_layer.median_s, 0.0)
