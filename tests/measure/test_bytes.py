@@ -1,8 +1,8 @@
 """Bytes are those of storages, each once."""
 
-from dataclasses import gc
+import gc
+from dataclasses import dataclass
 
-import dataclass
 import pytest
 import torch
 from torch import nn
