@@ -365,8 +365,9 @@ figure(
 # %% [markdown]
 # In matrices where one token in hundreds holds most of *H*, a Hessian without it
 # describes other inputs than the layer will read. And every later token attends to that
-# one. Over all layers the share goes up to 98 %, and GPTQ without the first token falls
-# back to the level of rounding: see the table after the next paragraph.
+# one. In a trial over all layers the share went up to 98 % of one layer's trace, and
+# GPTQ without the first token fell back to the level of rounding. The table after the
+# next paragraph shows it here.
 #
 # ## Trap two: the order of the columns
 #
@@ -396,9 +397,9 @@ table(trap_rows)
 
 # %% [markdown]
 # 1 is rounding to nearest. Where an interval holds both numbers, this text is too short
-# to tell; `standard` is longer. On a whole model, per channel and at 3 bits, GPTQ
-# without act-order came out *worse* than rounding on prose: a method that minimises an
-# error, and loses. If your GPTQ is no better than rounding, look for these two first.
+# to tell; `standard` is longer. In a trial over all layers, per channel and at 3 bits,
+# GPTQ without act-order came out *worse* than rounding on prose: a method that
+# minimises an error, and loses. If your GPTQ is no better than rounding, look for these two first.
 #
 # ## Five bits on average
 #
@@ -437,8 +438,8 @@ figure(
 )
 
 # %% [markdown]
-# The loss sits in few places. Measured matrix by matrix (`standard`), one of 120, the
-# `mlp.down` of layer 11, holds a sixth of the sum.
+# The loss sits in few places. Measured matrix by matrix (as `standard` does), one of
+# 120, the `mlp.down` of layer 11, held a sixth of the sum.
 #
 # The search starts with the smallest format everywhere and buys, again and again, the
 # upgrade that saves most loss for its bits, until 5.0 bits a weight are spent. It takes
