@@ -1,0 +1,219 @@
+"""The native decoder against the plain one with the same numbers: one call, layer by layer, batches, chunks, long caches."""
+
+import pytest
+import torch
+
+from labkit.cache.contiguous import ContiguousCache
+from labkit.errors import BadRequest
+from labkit.generate import generate
+from labkit.kernels import native
+from labkit.model.native_decoder import NativeDecoder, accelerate, why_not
+from labkit.model.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
+MODELS = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),  # head_dim 12: plain loops
+    "odd": ("llama", dict(hidden_size=90, head_dim=32, num_heads=6, num_kv_heads=2, intermediate_size=101, vocab_size=131, tie_embeddings=True)),
+    "four": ("llama", dict(head_dim=64, num_heads=4, num_kv_heads=1, o_bias=True, mlp_bias=True, qkv_bias=True)),
+    "window": ("mistral", dict(windows=(5, None), head_dim=96)),
+}
+# Mean nats a token to the same weights in float32. Random models of 32 to 90 channels average rounding over fewer numbers
+# than real ones, and "odd" has logits of +-20; the products themselves are held to 6e-6 in tests/kernels.
+BOUNDS = {"bf16": 1e-3, "int8": 0.02, "int4": 0.02, "int4_g64_zp": 0.02}
+
+
+class OtherCache(ContiguousCache):
+    """A cache that the one call does not know: the layers run one by one."""
+
+
+@pytest.fixture(params=list(native.SETS))
+def instruction_set(request, monkeypatch):
+    if request.param not in native.instruction_sets():
+        pytest.skip(f"this CPU has no {request.param}")
+    monkeypatch.setenv("LABKIT_NATIVE", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def made(name, recipe="int4", **options) -> NativeDecoder:
+    architecture, overrides = MODELS[name]
+    return accelerate(tiny_model(architecture, **overrides), recipe, **options)
+
+
+def tokens(model, rows, length, seed=0):
+    return torch.randint(0, model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def kl(plain, fast):
+    return (plain.softmax(-1) * (plain.log_softmax(-1) - fast.log_softmax(-1))).sum(-1).mean()
+
+
+@pytest.mark.parametrize("recipe", BOUNDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_plain_decoder_with_the_same_numbers(instruction_set, name, recipe):
+    model = made(name, recipe, kv_dtype=torch.float32)
+    ids = tokens(model, 2, 13)
+    plain, fast = model.dequantized()(ids), model(ids)
+    assert kl(plain, fast) < BOUNDS[recipe]
+    if recipe == "bf16" and instruction_set != "avx512bf16":  # exact weights, float32 activations: only the order differs
+        assert (plain - fast).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "odd", "window"])
+def test_batches_chunks_and_single_steps_give_the_same_bits(instruction_set, name, kv_dtype):
+    model = made(name, kv_dtype=kv_dtype)
+    ids = tokens(model, 5, 19)
+    whole = model(ids)
+    cache = model.new_cache(5)
+    pieces = torch.cat([model(ids[:, :7], cache), model(ids[:, 7:16], cache), *(model(ids[:, i : i + 1], cache) for i in range(16, 19))], 1)
+    assert torch.equal(whole, pieces)
+    assert torch.equal(whole, torch.cat([model(row[None]) for row in ids]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_no_bit(threads):
+    model, before = made("odd"), torch.get_num_threads()
+    ids = tokens(model, 2, 150)
+    try:
+        torch.set_num_threads(1)
+        one = model(ids)
+        torch.set_num_threads(threads)
+        assert torch.equal(model(ids), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "four", "window"])
+def test_long_caches_and_odd_lengths(instruction_set, name, kv_dtype):
+    """Lengths around the attention's parts of 128 keys, one token and a full cache."""
+    model = made(name, "bf16", kv_dtype=kv_dtype)
+    ids = tokens(model, 1, 300)
+    plain = model.dequantized()(ids)
+    cache = model.new_cache(1, capacity=300)
+    start = 0
+    for end in (1, 127, 128, 129, 256, 257, 299, 300):
+        fast = model(ids[:, start:end], cache)
+        assert kl(plain[:, start:end], fast) < (1e-3 if kv_dtype == torch.float32 else 5e-3), end
+        start = end
+    with pytest.raises(BadRequest, match="full"):
+        model(ids[:, :1], cache)
+    assert cache.lengths == (300,)
+
+
+def test_rows_of_unequal_lengths_and_padding(instruction_set):
+    model = made("odd", kv_dtype=torch.float32)
+    ids, counts = tokens(model, 3, 9), [9, 2, 5]
+    cache = model.new_cache(3)
+    last, hidden = model(ids, cache, counts, last_only=True, return_hidden=True)
+    more = model(ids[:, :3], cache, [1, 3, 0])
+    assert cache.lengths == (10, 5, 5) and hidden.shape == (3, 9, 90)
+    for row, count in enumerate(counts):
+        alone = model.new_cache(1)
+        assert torch.equal(model(ids[row : row + 1, :count], alone)[:, -1], last[row])
+        real = (1, 3, 0)[row]
+        if real:
+            assert torch.equal(model(ids[row : row + 1, :real], alone)[0], more[row, :real])
+
+
+def test_hidden_states_are_what_the_head_was_given():
+    model = made("llama", "bf16", kv_dtype=torch.float32)
+    ids = tokens(model, 2, 6)
+    logits, hidden = model(ids, return_hidden=True)
+    assert torch.equal(model.head(hidden), logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "odd", "window"])
+def test_other_caches_run_layer_by_layer_on_the_same_matrices(instruction_set, name):
+    for dtype, bound in ((torch.float32, 1e-3), (torch.bfloat16, 0.02)):
+        model = made(name, "bf16", kv_dtype=dtype)
+        ids = tokens(model, 2, 11)
+        cache = OtherCache(model.config.kv_shape, batch=2, capacity=64, dtype=dtype)
+        composed = torch.cat([model(ids[:, :5], cache), model(ids[:, 5:], cache)], 1)
+        assert kl(model(ids), composed).abs() < bound
+
+
+def test_rewinding_and_selecting_rows_between_calls():
+    model = made("odd")
+    ids = tokens(model, 2, 12)
+    cache = model.new_cache(2)
+    model(ids, cache)
+    cache.rewind([5, 8])
+    cache.select([1, 1, 0])
+    out = model(ids[[1, 1, 0], 8:9], cache)
+    alone = model.new_cache(1)
+    model(ids[1:, :8], alone)
+    assert torch.equal(out[0], model(ids[1:, 8:9], alone)[0]) and torch.equal(out[0], out[1])
+
+
+def test_greedy_text_parts_from_the_plain_decoder_only_at_near_ties(instruction_set):
+    model = made("qwen2", kv_dtype=torch.float32)
+    plain = model.dequantized()
+    prompt = tokens(model, 1, 8)[0].tolist()
+    fast = generate(model, prompt, max_new_tokens=24, end_ids=()).tokens
+    slow = generate(plain, prompt, max_new_tokens=24, end_ids=()).tokens
+    first = next((i for i, (a, b) in enumerate(zip(fast, slow)) if a != b), None)
+    if first is not None:
+        logits = plain(torch.tensor([[*prompt, *slow[:first]]]))[0, -1]
+        assert logits[slow[first]] - logits[fast[first]] < 0.5, "not a near-tie"
+
+
+def test_token_ids_outside_of_the_vocabulary_are_refused_before_the_cache_moves():
+    model = made("llama")
+    cache = model.new_cache(1)
+    for bad in (-1, 96):
+        with pytest.raises(BadRequest, match="vocabulary"):
+            model(torch.tensor([[3, bad]]), cache)
+    assert cache.lengths == (0,)
+
+
+def test_what_cannot_be_accelerated_is_refused_with_the_reason(monkeypatch):
+    model = tiny_model()
+    with pytest.raises(BadRequest, match="int3_g64_zp"):
+        accelerate(model, "int3_g64_zp")
+    with pytest.raises(BadRequest, match="float16"):
+        accelerate(model, kv_dtype=torch.float16)
+    monkeypatch.setenv("LABKIT_NATIVE", "off")
+    assert "LABKIT_NATIVE" in why_not(model.config)
+
+
+def test_the_original_is_untouched_or_consumed_and_nothing_is_held_twice():
+    model = tiny_model("llama", tie_embeddings=True)
+    weight = model.layers[0].mlp.down.weight.clone()
+    accelerate(model)
+    assert torch.equal(model.layers[0].mlp.down.weight, weight)
+    fast = accelerate(model, consume=True)
+    assert model.layers[0].mlp.down.weight.numel() == 0 and model.embed_tokens.weight.numel() == 0
+    assert fast.head.matrix is fast.embed_tokens.matrix
+    storages = {b.untyped_storage().data_ptr() for m in fast.modules() if hasattr(m, "matrix") for b in [m.blocks]}
+    assert len(storages) == 1  # one arena
+
+
+def test_moving_it_to_another_device_is_refused_and_a_dtype_changes_nothing():
+    model = made("llama")
+    ids = tokens(model, 1, 4)
+    before = model(ids)
+    assert torch.equal(model.to(torch.bfloat16)(ids), before)
+    with pytest.raises(BadRequest, match="CPU"):
+        model.to("meta")
+
+
+@pytest.mark.real_model
+def test_int4_of_the_default_model_is_near_its_float32():
+    from labkit.model.load import load_model
+
+    plain = load_model()
+    fast = accelerate(plain, "int4")
+    text = "The history of the lighthouse begins with open fires on hilltops; def parse(line): return line.split(',')[1:] # fields"
+    ids = torch.tensor([plain.tokenizer.encode(text)])
+    want, got = plain(ids), fast(ids)
+    mean = (want.softmax(-1) * (want.log_softmax(-1) - got.log_softmax(-1))).sum(-1).mean()
+    assert 0 < mean < 0.012  # over a few hundred tokens it is about 0.005
