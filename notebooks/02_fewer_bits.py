@@ -97,7 +97,7 @@ from labkit.show.tables import table
 # %%
 if threads:
     torch.set_num_threads(threads)
-SIZES = {"quick": (256, 16, 5, 3), "standard": (2048, 64, 9, 7),
+SIZES = {"quick": (256, 12, 5, 3), "standard": (2048, 64, 9, 7),
          "full": (8192, 128, 15, 9)}
 text_tokens, new_tokens, rounds, few_rounds = SIZES[scale]
 decoder = load_model(model, device=device)
@@ -305,10 +305,8 @@ table(loss_rows, units={"same first token": "%"})
 
 # %%
 bandwidth = read_bandwidth(device)
-operators = {
-    name: bench.recipe_operators(shape, name, device=device, max_rows=256, max_batch=32)
-    for name in RECIPES
-}
+operators = bench.all_operators(shape, RECIPES, device=device, max_rows=256,
+                                max_batch=32)
 expected = {name: bench.predicted_steps(shape, operators[name], [1])[0]
             for name in RECIPES}
 measured = bench.decode_times(models, prompt_tokens=32, new_tokens=new_tokens,
@@ -482,7 +480,7 @@ table(published_rows or [{"recipe": "three lines", "result": reason}],
 # The speed is real: here is a kernel for exactly this. The size is not: the claim
 # counts the linear layers and forgets the rest. And the text is another model's: one
 # scale for a whole matrix (see *Who shares a scale?*) and rounded activations cost
-# several hundred times the KL of one scale a row. A tutorial that shows size and speed
+# hundreds of times the KL of one scale a row. A tutorial that shows size and speed
 # and no text cannot tell.
 #
 # "4×" is right for a model whose embedding is small beside its layers; on small models

@@ -250,7 +250,7 @@ print(source[source.index("    low, high = groups"):])
 
 # %%
 FORMAT = "int4_g64_zp"
-METHODS = ("rtn", "clip", "gptq", "gptq+clip")
+METHODS = ("rtn", "clip", "gptq") + (() if scale == "quick" else ("gptq+clip",))
 sample = some[len(some) // 2]
 errors = {method: [] for method in METHODS}
 for kind in KINDS:
@@ -295,7 +295,7 @@ bar_plot(ax, {method: trial.kl() for method, trial in trials.items()},
 figure(
     fig,
     "methods",
-    alt="Bars of the KL that five methods lose at the same four bits. Rounding to "
+    alt="Bars of the KL that several methods lose at the same four bits. Rounding to "
     "nearest loses most; clipping alone already saves a good part of it.",
     caption=f"{FORMAT} in {len(some)} of {L} layers; n = {scored} tokens of code and "
     f"prose, whiskers: 95 %. Calibrated on {calibration.tokens} tokens.",
@@ -349,9 +349,9 @@ print(f"position 0 is 1 token of {length}: {1 / length:.1%}")
 print(f"its share of the trace of H, {worst}: {held_by_first[worst]:.1%}")
 
 # %%
-fig, ax = canvas(height=0.9 + 0.24 * min(len(names), 16))
-most = sorted(held_by_first.items(), key=lambda item: -item[1])[:16]
-bar_plot(ax, {name: share for name, share in most}, scale=100,
+fig, ax = canvas(height=3.0)
+largest = sorted(held_by_first.items(), key=lambda item: -item[1])[:8]
+bar_plot(ax, {name: share for name, share in largest}, scale=100,
          xlabel="share of H's trace held by position 0 [%]")
 figure(
     fig,
@@ -359,7 +359,7 @@ figure(
     alt="Bars of the share that the first token has in the trace of the Hessian, layer "
     "by layer. In some matrices it holds most of it, in others next to nothing.",
     caption=f"n = {sequences} sequences of {length} tokens; the first token would have "
-    f"{100 / length:.1f} % if all were alike. The {len(most)} largest are shown.",
+    f"{100 / length:.1f} % if all were alike. The {len(largest)} largest are shown.",
 )
 
 # %% [markdown]

@@ -44,12 +44,14 @@ def measure_operators(
     sizes: Sequence[int] = ROWS,
     keys: Sequence[int] = KEYS,
     make: Callable[[str, int, int], nn.Module] | None = None,
+    rest: OperatorTimes | None = None,
 ) -> OperatorTimes:
     """The curves of one model shape. `max_rows`, `max_batch`: what the predictions will ask for at most; `sizes`: the rows
     that are timed up to there; `keys`: the lengths at which attention is.
 
     `make(part, rows, columns)` gives a linear layer of "blocks" or "head" (`labkit.bench.recipes`); None: a plain one in
-    `dtype`, which is always the dtype of what surrounds the products."""
+    `dtype`, which is always the dtype of what surrounds the products. `rest`: curves of the same
+    shape and dtype with other products, whose attention and step are taken over."""
     make = make or (lambda part, rows, columns: _linear(rows, columns, dtype, device))
     shapes = fused_products(model)
     rows = [r for r in sizes if r <= max(max_rows, 1)] or [1]
@@ -68,11 +70,13 @@ def measure_operators(
                 device,
             ),
             glue=Curve(tuple((r, max(t - products(r), 1e-9)) for r, t in whole.points)),
-            decode_attention={
+            decode_attention=rest.decode_attention if rest else {
                 b: _curve(keys, lambda s, b=b: _attention(model, b, 1, s, dtype, device), None, device) for b in batches
             },
-            prefill_attention=_curve(keys, lambda t: _attention(model, 1, t, t, dtype, device), None, device),
-            step=_curve(rows, lambda r: _step(model, r, dtype, device), 1, device),
+            prefill_attention=rest.prefill_attention if rest else _curve(
+                keys, lambda t: _attention(model, 1, t, t, dtype, device), None, device
+            ),
+            step=rest.step if rest else _curve(rows, lambda r: _step(model, r, dtype, device), 1, device),
         )
 
 

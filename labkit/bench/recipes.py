@@ -44,11 +44,13 @@ def roofline_s(shape: ModelShape, recipe: str, bandwidth: float, batch: int = 1,
 
 
 def recipe_operators(
-    shape: ModelShape, recipe: str, *, device="cpu", threads: int | None = None, max_rows: int = 16, max_batch: int = 16
+    shape: ModelShape, recipe: str, *, device="cpu", threads: int | None = None, max_rows: int = 16, max_batch: int = 16,
+    rest: OperatorTimes | None = None,
 ) -> OperatorTimes:
     """The operator curves of a recipe: products as its layers make them, everything else in `kv_format`'s dtype.
 
-    One more row than the packed operators take is timed as well: between the two there is a jump, not a slope."""
+    One more row than the packed operators take is timed as well: between the two there is a jump, not a slope.
+    `rest`: the curves of another recipe of the same dtype, whose attention is this one's too."""
     formats, dtype = get_recipe(recipe), DTYPES[kv_format(recipe)]
 
     def make(part: str, rows: int, columns: int):
@@ -62,8 +64,17 @@ def recipe_operators(
     with torch.inference_mode():
         return measure_operators(
             shape, dtype, device=device, threads=threads, max_rows=max_rows, max_batch=max_batch,
-            sizes=SIZES, keys=KEYS, make=make,
+            sizes=SIZES, keys=KEYS, make=make, rest=rest,
         )  # fmt: skip
+
+
+def all_operators(shape: ModelShape, names: Sequence[str], **options) -> dict[str, OperatorTimes]:
+    """The curves of several recipes; attention is timed once a dtype."""
+    found: dict[str, OperatorTimes] = {}
+    for name in names:
+        alike = next((times for other, times in found.items() if kv_format(other) == kv_format(name)), None)
+        found[name] = recipe_operators(shape, name, rest=alike, **options)
+    return found
 
 
 def predicted_steps(shape: ModelShape, times: OperatorTimes, batches: Sequence[int], past: int = 64) -> list[float]:
@@ -91,8 +102,9 @@ def batch_steps(
 
 def _decode_call(model, batch: int, past: int, steps: int) -> Callable[[], None]:
     text = torch.arange(past, device=model.device).remainder(model.config.vocab_size)
-    cache = model.new_cache(batch=batch, capacity=past + steps)
-    model(text.expand(batch, past), cache, last_only=True)
+    cache = model.new_cache(batch=1, capacity=past + steps)
+    model(text[None], cache, last_only=True)
+    cache.select([0] * batch)  # all rows alike: one prefill serves them
     token = torch.ones(batch, 1, dtype=torch.long, device=model.device)
 
     def call() -> None:

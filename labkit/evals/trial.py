@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.evals.reading import Passage, Remembered
-from labkit.evals.text import PassageScore, evaluate, ratio_interval, results
+from labkit.evals.reading import Passage, Remembered, device_of, log_probs, plain_read
+from labkit.evals.text import PassageScore, evaluate, ratio_interval, results, score
 from labkit.formats import dequantize, quantize
 from labkit.model.folding import fold_map
 from labkit.quant.calibrate import InputStatistics
@@ -125,14 +126,38 @@ def parts_by_depth(model: nn.Module, depths: int) -> dict[str, tuple[str, ...]]:
     return {part: tuple(names) for part, names in found.items()}
 
 
+class _Given(nn.Module):
+    """In place of an embedding: vectors that are known already."""
+
+    def __init__(self, x: Tensor):
+        super().__init__()
+        self.x = x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.x
+
+
 class PartLoss:
     """loss({part: format}): KL in nats a token with just these parts rounded to nearest; the model is left as it was.
 
-    What `labkit.quant.recipe.search` is handed, with `shapes()`; `expand` turns what it chose into names of layers."""
+    What `labkit.quant.recipe.search` is handed, with `shapes()`; `expand` turns what it chose into names of layers.
+    Layers below the lowest changed one give what they gave before, so each loss starts there, from remembered vectors,
+    and the unchanged distributions are remembered too (V numbers a token: keep the passages short)."""
 
     def __init__(self, model: nn.Module, passages: Sequence[Passage], parts: Mapping[str, Sequence[str]]):
         self.model, self.passages, self.parts = model, list(passages), dict(parts)
-        self.reference = Remembered(model, self.passages)
+        self.inputs: dict[str, list[Tensor]] = {}  # passage -> what each layer is given [1, T, E]
+        self.known: dict[str, Tensor] = {}  # passage -> log-probabilities [T, V]
+        for passage in self.passages:
+            seen = self.inputs[passage.id] = []
+            hooks = [x.register_forward_pre_hook(lambda _, given, to=seen: to.append(given[0])) for x in model.layers]
+            try:
+                with torch.inference_mode():
+                    tokens = torch.tensor([passage.tokens], device=device_of(model))
+                    self.known[passage.id] = log_probs(*plain_read(model, tokens))
+            finally:
+                for hook in hooks:
+                    hook.remove()
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Each part's matrices stacked: what its bits are counted from."""
@@ -148,14 +173,24 @@ class PartLoss:
         return {name: format for part, format in overrides.items() for name in self.parts[part]}
 
     def __call__(self, overrides: Mapping[str, str]) -> float:
-        kept = {}
+        changed = self.expand(overrides)
+        first = min((layer_of(name) for name in changed), default=0)
+        kept = {self.model.get_submodule(name): self.model.get_submodule(name).weight.data for name in changed}
         try:
-            for name, format in self.expand(overrides).items():
+            for name, format in changed.items():
                 module = self.model.get_submodule(name)
-                kept[module] = module.weight.data
                 module.weight.data = dequantize(quantize(module.weight.data, format))
-            scores = evaluate(self.model, self.passages, self.reference)
+            scores = [self._score(passage, first) for passage in self.passages]
         finally:
             for module, weight in kept.items():
                 module.weight.data = weight
-        return sum(score.kl for score in scores) / sum(score.n for score in scores)
+        return sum(one.kl for one in scores) / sum(one.n for one in scores)
+
+    def _score(self, passage: Passage, first: int) -> PassageScore:
+        model, layers, embedding = self.model, self.model.layers, self.model.embed_tokens
+        model.layers, model.embed_tokens = layers[first:], _Given(self.inputs[passage.id][first])
+        try:
+            read = lambda model, tokens: (model.hidden_states(tokens)[0], model.head)  # noqa: E731
+            return score(model, passage, lambda passage: (self.known[passage.id], None), read)
+        finally:
+            model.layers, model.embed_tokens = layers, embedding

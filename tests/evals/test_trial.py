@@ -7,6 +7,7 @@ from labkit.errors import BadRequest
 from labkit.evals.reading import Passage
 from labkit.evals.text import score
 from labkit.evals.trial import PartLoss, Trials, paired, parts_by_depth
+from labkit.formats import dequantize, quantize
 from labkit.model.tiny import tiny_model
 from labkit.quant import Calibration, collect, quantize_model, search
 
@@ -69,6 +70,18 @@ def test_part_losses_leave_the_model_and_feed_the_search(model):
     names = loss.expand(recipe.overrides)
     assert len(names) == sum(len(one) for one in parts.values()) and all(name.startswith("layers.") for name in names)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_part_loss_starts_at_its_layer_and_is_the_whole_models_kl(model):
+    parts = parts_by_depth(model, len(model.layers))
+    loss = PartLoss(model, PASSAGES[:3], parts)
+    for part in (next(iter(parts)), list(parts)[-1]):  # in the first layer and in the last
+        other = tiny_model(seed=3)
+        for name in parts[part]:
+            weight = other.get_submodule(name).weight
+            weight.data = dequantize(quantize(weight.data, "int3_g32_zp"))
+        want = sum(score(other, p, model).kl for p in PASSAGES[:3]) / sum(len(p.tokens) - 1 for p in PASSAGES[:3])
+        assert loss({part: "int3_g32_zp"}) == pytest.approx(want, rel=1e-3) and want > 0
 
 
 def test_stretches_of_layers_that_do_not_exist_are_refused(model):
