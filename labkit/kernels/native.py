@@ -11,12 +11,10 @@
 A build is named by a hash of sources, compiler and flags, written under a temporary name and renamed, so two processes
 that build at once both end with a whole file. The number of threads is an argument of each call, not of the build.
 
-One pool of threads. PyTorch's wheel brings its own OpenMP library, and an idle OpenMP thread spins for a while before it
-sleeps. Two libraries would mean two sets of threads on the same cores, so the build is linked with the very file that torch
-has loaded (`openmp_library`). Measured on two cores, a step right after parallel torch operations took the same with a
-second library (3.2 ms) as with the shared one (3.2 ms), so two pools are not what makes a decoder slow after other work.
-What does: other processes on the cores. A layer is six meetings of all threads, and each waits for the one that the system
-has put aside: the same step took 60 ms with two threads on two cores shared with eight busy processes, 4 ms with one thread.
+One pool of threads. PyTorch's wheel brings its own OpenMP library, whose idle threads spin for a while instead of
+sleeping; a second pool could hold the cores that the first one needs. So the build is linked with the very library that
+torch has loaded (`openmp_library`), and a test holds that. What does slow a step down is more busy threads than cores:
+every loop ends when its last thread does, and that one may have been put aside for another process.
 """
 
 from __future__ import annotations
