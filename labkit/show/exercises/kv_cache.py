@@ -147,21 +147,6 @@ def _computed_too_much(computed: int, prompt: int, questions: int, new: int) -> 
     return f"The tokens are right, but {computed} positions were computed where {allowed} do: the text is fed again."
 
 
-class _Counted:
-    """A model that counts the tokens it is asked to compute."""
-
-    def __init__(self, model):
-        self._model = model
-        self.tokens = 0
-
-    def __call__(self, tokens, *arguments, **options):
-        self.tokens += tokens.numel()
-        return self._model(tokens, *arguments, **options)
-
-    def __getattr__(self, name):
-        return getattr(self._model, name)
-
-
 @check("What fits")
 def check_what_fits(tokens) -> str | None:
     """Most tokens one sequence can hold: 16 GiB, weights 8,000,000,000 x 2 B, 32 layers x 8 KV heads x 128, bf16."""
