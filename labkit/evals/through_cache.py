@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit.cache import ContiguousCache, quantized_cache
+from labkit.cache.in_dtype import in_dtype
 from labkit.errors import BadRequest
 from labkit.evals.text import CHUNK, SLICES, Passage, PassageScore, Remembered
 from labkit.plan.kv_formats import KVFormat, get_kv_format
@@ -133,23 +134,3 @@ def _score(model: nn.Module, item: Passage, how: ThroughCache, reference: Rememb
         decoded = model.tokenizer.decode
         nbytes = len(decoded(item.tokens).encode()) - len(decoded(item.tokens[: how.first]).encode())
     return PassageScore(item.id, item.slice, tokens.shape[1] - how.first, nbytes, nll, kl, top1)
-
-
-def in_dtype(cache, dtype: torch.dtype):
-    """The cache itself, or, where its dtype is another than the model's, a view that converts both ways."""
-    return cache if cache.dtype == dtype else _InDtype(cache)
-
-
-class _InDtype:
-    def __init__(self, cache):
-        self.cache, self.advance = cache, cache.advance
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.cache.lengths
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
-
-    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).to(queries.dtype)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.cache.contiguous import ContiguousCache
+from labkit.cache.in_dtype import in_dtype
 from labkit.errors import BadRequest
 from labkit.formats import get_recipe, quantize
 from labkit.formats.tensor import QuantizedTensor
@@ -29,7 +30,7 @@ from labkit.kernels import native
 from labkit.kernels.native_pack import Layer, Model, Step, kind_of
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder, last_real
-from labkit.model.native_parts import InDtype, NativeLinear, pack_into
+from labkit.model.native_parts import NativeLinear, pack_into
 
 
 def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
@@ -176,8 +177,8 @@ class NativeDecoder(Decoder):
 
     def hidden_states(self, tokens: Tensor, cache=None, counts: Sequence[int] | None = None) -> Tensor:
         """Layer by layer, through the cache's contract: for caches that the one call does not read."""
-        if cache is not None and cache.dtype != torch.float32:
-            cache = InDtype(cache)
+        if cache is not None:
+            cache = in_dtype(cache, torch.float32)
         return super().hidden_states(tokens, cache, counts)
 
     def _in_one_call(self, tokens: Tensor, cache) -> bool:

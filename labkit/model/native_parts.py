@@ -1,4 +1,4 @@
-"""What a native decoder is made of: packed matrices as modules, one piece of memory for all of them, caches of any dtype."""
+"""What a native decoder is made of: packed matrices as modules, in one piece of memory."""
 
 from __future__ import annotations
 
@@ -68,26 +68,6 @@ def pack_into(native: Decoder, model: Decoder, recipe, quantizer, consume: bool)
             own = nn.RMSNorm(module.normalized_shape, module.eps)
             own.weight = nn.Parameter(module.weight.detach().float().clone())
             native.set_submodule(name, own)
-
-
-class InDtype:
-    """A cache seen by float32 layers: what they give and ask for is converted to and from its dtype."""
-
-    def __init__(self, cache):
-        self.cache = cache
-
-    def advance(self, num_tokens: int, counts=None) -> Tensor:
-        return self.cache.advance(num_tokens, counts)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.cache.lengths
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
-
-    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).float()
 
 
 def _huge(size: int) -> Tensor:
