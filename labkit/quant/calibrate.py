@@ -16,7 +16,7 @@ Cost: one forward pass, 2 K^2 operations a token and layer, K^2 * 4 bytes a laye
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -129,19 +129,34 @@ def collect(
         return gather
 
     handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    try:
-        with torch.inference_mode():
-            for tokens, counts in calibration.batches():
-                tokens = tokens.to(device)
-                forward(model, tokens, counts) if forward else model(tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
+    read_through(model, calibration, forward, handles, counts)
+    device = device_of(model)
     for name in names:  # a layer no token reached (an expert) has no inputs: zeros, and said by the method
         features = getattr(modules[name], "in_features", None) or modules[name].weight.shape[-1]
         found.setdefault(name, InputStatistics.empty(features, device))
     return found
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the first parameter lies."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def read_through(model, calibration: Calibration, forward: Callable | None, handles, counts: list[int] | None = None) -> None:
+    """One pass of the text through the model, after which the hooks are gone, whatever happened.
+
+    `counts`, where given, holds the real tokens of each row of the batch that is being read."""
+    device = device_of(model)
+    try:
+        with torch.inference_mode():
+            for tokens, real in calibration.batches():
+                if counts is not None:
+                    counts[:] = real
+                tokens = tokens.to(device)
+                forward(model, tokens, real) if forward else model(tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def first_token_share(

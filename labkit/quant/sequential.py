@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from labkit.errors import BadRequest
-from labkit.quant.calibrate import Calibration
+from labkit.quant.calibrate import Calibration, read_through
 
 
 class Replay:
@@ -31,15 +31,7 @@ class Replay:
         self.inputs: list[torch.Tensor] = []  # [B, T, E] of every batch, of the block that is next
         self.rest: list[list[tuple[tuple, dict]]] = [[] for _ in self.blocks]
         handles = [b.register_forward_pre_hook(self._note(i), with_kwargs=True) for i, b in enumerate(self.blocks)]
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        try:
-            with torch.inference_mode():
-                for tokens, counts in calibration.batches():
-                    tokens = tokens.to(device)
-                    forward(model, tokens, counts) if forward else model(tokens)
-        finally:
-            for handle in handles:
-                handle.remove()
+        read_through(model, calibration, forward, handles)
 
     def _note(self, index: int) -> Callable:
         def note(module, args, kwargs):
