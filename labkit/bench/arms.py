@@ -34,23 +34,15 @@ def load(model, recipe: str, device="cpu", kernels: str = "torch"):
     if kernels not in KERNELS:
         raise BadRequest(f"There are no kernels {kernels!r}; choose one of {', '.join(KERNELS)}.")
     name = get_recipe(recipe).name
-    if kernels == "torch" or name in ("fp32", "fp16") or str(device) != "cpu":
-        return _with_torch(model, name, device)
-    plain = load_model(model, dtype=torch.float32, device=device)
-    if kernels == "native" or why_not(plain.config, name) is None:
-        return accelerate(plain, name, consume=True)
-    del plain
-    return _with_torch(model, name, device)
+    own = kernels != "torch" and name not in ("fp32", "fp16") and str(device) == "cpu"
+    loaded = load_model(model, dtype=torch.float32 if own else DTYPES.get(name, torch.float32), device=device)
+    if own and (kernels == "native" or why_not(loaded.config, name) is None):
+        return accelerate(loaded, name, consume=True)
+    if name not in DTYPES:
+        from labkit.quant import quantize_model
 
-
-def _with_torch(model, name: str, device):
-    if name in DTYPES:
-        return load_model(model, dtype=DTYPES[name], device=device)
-    from labkit.quant import quantize_model
-
-    loaded = load_model(model, dtype=torch.float32, device=device)
-    quantize_model(loaded, name)
-    return loaded.to(torch.bfloat16)
+        quantize_model(loaded, name)
+    return loaded.to(DTYPES.get(name, torch.bfloat16))
 
 
 def prompt_ids(decoder, count: int) -> list[int]:
