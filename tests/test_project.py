@@ -103,19 +103,6 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-def test_import_labkit_is_quick_and_takes_no_torch():
-    code = "import time; t = time.perf_counter(); import labkit; print(time.perf_counter() - t); import sys; "
-    code += "print('torch' in sys.modules or 'numpy' in sys.modules)"
-    runs = [run_python(code).split() for _ in range(3)]
-    assert [torch for _, torch in runs] == ["False"] * 3
-    assert min(float(seconds) for seconds, _ in runs) < 0.3  # the least disturbed of three
-
-
-def test_what_needs_no_torch_takes_none():
-    code = "import sys, labkit.plan, labkit.formats, labkit.assets, labkit.texts; print('torch' in sys.modules)"
-    assert run_python(code).strip() == "False"
-
-
 def test_every_name_that_labkit_offers_is_there():
     code = "import labkit\nfor name in labkit.__all__: assert getattr(labkit, name) is not None, name"
     run_python(code)
