@@ -103,8 +103,7 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
                 f"shorten the prompt or ask for at most {max(context - len(prompt), 0)}."
             )
     cache = cache if isinstance(cache, KVCache) else cache_maker(cache)
-    ends = model.config.eos_ids if end_ids is None else (end_ids,) if isinstance(end_ids, Integral) else end_ids
-    ends = frozenset(_token_id(model, token, "An end token") for token in ends or ())
+    ends = _end_ids(model, end_ids)
     for word in sampling.bad_words:
         for token in word:
             _token_id(model, token, "A token of a bad word")
@@ -150,6 +149,14 @@ def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
             tokens = (model.config.bos_id,)
         encoded.append(tokens)
     return encoded, single
+
+
+def _end_ids(model, end_ids) -> frozenset[int]:
+    if end_ids is None:
+        end_ids = model.config.eos_ids or ()
+    elif not hasattr(end_ids, "__iter__"):
+        end_ids = (end_ids,)
+    return frozenset(_token_id(model, token, "An end token") for token in end_ids)
 
 
 def _says_something(model, prompt: tuple[int, ...]) -> bool:

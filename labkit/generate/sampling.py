@@ -84,11 +84,11 @@ def process(logits: Tensor, sampling: Sampling, tokens: Sequence[int] = (), num_
     if logits.ndim != 1:
         raise ValueError(f"Logits have shape {tuple(logits.shape)}; process one row [V] at a time.")
     scores = logits.float().clone()
-    _check_row(scores.max(), "the model's")
+    _check_row(scores.max(), "the model's logits")
     if sampling.changes_logits:
         _penalise(scores, sampling, tokens, num_prompt)
         _ban(scores, sampling, tokens, num_prompt, end_ids)
-        _check_row(scores.max(), "left after the banned tokens are taken from the")
+        _check_row(scores.max(), "the logits left after the banned tokens")
     if sampling.temperature == 0:
         return scores
     scores = (scores - scores.max()) / sampling.temperature  # largest 0: a small temperature cannot overflow
@@ -125,14 +125,14 @@ def greedy(logits: Tensor) -> list[int]:
     ids, largest = best.view(-1).tolist(), logits.gather(-1, best).view(-1).tolist()  # argmax finds a NaN, if any
     for value in largest:
         if not math.isfinite(value):
-            _check_row(value, "the model's")
+            _check_row(value, "the model's logits")
     return ids
 
 
-def _check_row(largest: Tensor | float, whose: str) -> None:
+def _check_row(largest: Tensor | float, what: str) -> None:
     largest = float(largest)  # NaN if any is; -inf if all are
     if not math.isfinite(largest):
-        raise InvalidLogits(f"The largest of {whose} logits is {largest}, so no token can be chosen from that row.")
+        raise InvalidLogits(f"The largest of {what} is {largest}, so no token can be chosen.")
 
 
 def _penalise(scores: Tensor, sampling: Sampling, tokens: Sequence[int], num_prompt: int) -> None:

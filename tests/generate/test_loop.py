@@ -464,7 +464,7 @@ def test_a_model_that_fails_half_way_leaves_the_cache_as_before_that_pass(model)
     ({"cancel": 3}, "Event"), ({"prefill_chunk": 0}, "at least 1"), ({"prefill_chunk": 2, "cache": "none"}, "cache"),
     ({"prompts": 5}, "prompt is"), ({"prompts": None}, "prompt is"), ({"prompts": [None]}, "Prompt 0"),
     ({"cache": 5}, "choose one"), ({"cache": None}, "choose one"),
-    ({"end_ids": "ab"}, "whole"),
+    ({"end_ids": "ab"}, "whole"), ({"end_ids": 1.5}, "whole"), ({"end_ids": [[5]]}, "whole"),
 ], ids=str)  # fmt: skip
 def test_bad_requests_are_refused_in_one_sentence_before_any_work(model, passes, changes, why):
     request = {"prompts": [5, 6], "max_new_tokens": 3} | changes
@@ -498,3 +498,9 @@ def test_times_are_read_when_a_token_is_known(model, monkeypatch):
     assert (completion.ttft_s, completion.tpot_s) == (1, 1)
     one = generate(model, [5, 6], max_new_tokens=1, end_ids=NEVER)
     assert one.ttft_s is not None and one.tpot_s is None
+
+
+def test_what_is_to_be_called_for_each_token_must_be_callable(model, passes):
+    with pytest.raises(BadRequest, match="on_token is 5"):
+        generate(model, [5, 6], max_new_tokens=3, on_token=5)
+    assert passes == []

@@ -132,7 +132,7 @@ def test_some_minus_infinities_are_fine():
 
 def test_a_row_that_is_banned_entirely_is_an_error():
     sampling = Sampling(min_new_tokens=1, bad_words=[[0], [1]])
-    with pytest.raises(InvalidLogits, match="banned"):
+    with pytest.raises(InvalidLogits, match="left after the banned"):
         sample(torch.zeros(3), sampling, end_ids=[2])
     assert sample(torch.zeros(3), sampling, [0], 0, end_ids=[2]) == 2
 
