@@ -208,6 +208,13 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeyp
         assets.pull([make_asset(tmp_path / "w")], from_folder=tmp_path / "w")
 
 
+def test_a_lock_that_cannot_be_taken_is_one_sentence(cache_folder, tmp_path):
+    asset = make_asset(tmp_path / "w")
+    (cache_folder / "locks" / f"{asset.name}.lock").mkdir(parents=True)
+    with pytest.raises(BadRequest, match="LABKIT_CACHE"):
+        assets.pull([asset], from_folder=tmp_path / "w")
+
+
 def test_names_are_checked():
     with pytest.raises(BadRequest, match="'gpt-7'.*humaneval"):
         assets.asset_path("gpt-7")
@@ -301,6 +308,16 @@ def test_a_file_cut_short_by_hand_is_noticed_and_replaced(cache_folder, tmp_path
     path.write_bytes(CONTENT[:10])
     assert assets.cached(asset) is None
     assert assets.pull([asset], from_folder=tmp_path / "w")["tiny"].read_bytes() == CONTENT
+
+
+def test_a_link_in_the_place_of_an_asset_is_replaced_and_what_it_points_to_is_left(cache_folder, tmp_path):
+    asset = make_asset(tmp_path / "w")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "own").write_text("own")
+    cache_folder.mkdir(exist_ok=True)
+    (cache_folder / asset.folder).symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert assets.pull([asset], from_folder=tmp_path / "w")["tiny"].read_bytes() == CONTENT
+    assert (tmp_path / "elsewhere" / "own").read_text() == "own"
 
 
 DERIVE = """

@@ -34,21 +34,20 @@ CHUNK = 1 << 20
 def lock(name: str):
     """One process at a time for this name; the second says that it waits, and then finds the work done."""
     path = cache_dir() / "locks" / f"{name}.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadRequest(
-            f"The cache folder {cache_dir()} cannot be written ({error.strerror}); set LABKIT_CACHE to a folder "
-            f"that can."
-        ) from None
     from filelock import FileLock, Timeout  # here, because it takes longer to import than all of labkit
 
     held = FileLock(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         held.acquire(timeout=0.2)
     except Timeout:
         say(f"Another process is preparing {name}; waiting for it.")
         held.acquire()
+    except OSError as error:
+        raise BadRequest(
+            f"The cache folder {cache_dir()} cannot be written ({error.strerror}: {path}); set LABKIT_CACHE to a "
+            f"folder that can."
+        ) from None
     try:
         yield
     finally:
@@ -210,6 +209,8 @@ def _publish(scratch: Path, target: Path) -> None:
         if path.is_file():
             wheels.flush(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():  # an incomplete one: a file was deleted or cut short by hand
+    if target.is_symlink() or target.is_file():
+        target.unlink()  # what a link points to is not ours to delete
+    elif target.exists():  # an incomplete one: a file was deleted or cut short by hand
         shutil.rmtree(target)
     os.replace(scratch, target)
