@@ -132,7 +132,8 @@ class ModelConfig:
                 raise BadRequest(f"the configuration says {key} = {given.get(key)!r}: a whole number from 1 up is needed.")
         given.setdefault("max_position_embeddings", None)
         heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
-        head_dim = given.get("head_dim") or given["hidden_size"] // heads
+        head_dim = given.get("head_dim")
+        head_dim = given["hidden_size"] // heads if head_dim is None else head_dim
         act, ours = ("hidden_activation", "gelu_pytorch_tanh") if architecture == "gemma3_text" else ("hidden_act", "silu")
         if (given.get(act) or ours) != ours:
             raise BadRequest(
@@ -149,7 +150,7 @@ class ModelConfig:
             hidden_size=given["hidden_size"],
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=given.get("num_key_value_heads") or heads,
+            num_kv_heads=heads if given.get("num_key_value_heads") is None else given["num_key_value_heads"],
             head_dim=head_dim,
             intermediate_size=given["intermediate_size"],
             norm_eps=given.get("rms_norm_eps", 1e-6),

@@ -78,6 +78,8 @@ def test_windows_are_where_the_architecture_puts_them():
         ({"hidden_act": "gelu"}, r"'gelu'.*labkit\.hf"),
         ({"num_key_value_heads": 3}, "8 query heads cannot share 3"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"num_key_value_heads": 0}, "num_kv_heads is 0"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(said, names):
