@@ -8,33 +8,38 @@ A peer that is not installed is refused in one sentence, so that no table silent
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from labkit.bench import quantized_peers
 from labkit.bench.harness import Arm, Run
 from labkit.errors import BadRequest
 
-PACKAGES = {
-    "transformers": "transformers",
-    "transformers-bf16": "transformers",
-    "llama.cpp": "llama_cpp",
-    "llama.cpp-q4_0": "llama_cpp",
-    "torchao": "torchao",
-    "torchao-int4": "torchao",
+PACKAGES = quantized_peers.PACKAGES | {
+    "transformers": ("transformers",),
+    "transformers-bf16": ("transformers",),
+    "llama.cpp": ("llama_cpp",),
+    "llama.cpp-q4_0": ("llama_cpp",),
 }
 
 
-def check(names: Sequence[str]) -> None:
+def check(names: Sequence[str], known: Mapping[str, Sequence[str]] = PACKAGES) -> None:
     """Refuse unknown and missing peers before anything is loaded."""
     for name in names:
-        if name not in PACKAGES:
-            raise BadRequest(f"peer {name!r} is not known; choose from {', '.join(PACKAGES)}.")
-        if find_spec(PACKAGES[name]) is None:
+        if name not in known:
+            raise BadRequest(f"peer {name!r} is not known here; choose from {', '.join(known)}.")
+        if missing := [package for package in PACKAGES[name] if not _there(package)]:
             raise BadRequest(
-                f"peer {name!r} needs the package {PACKAGES[name]}, which is not installed; "
-                "run `make peers` or leave it out."
+                f"peer {name!r} needs the package {missing[0]}, which is not installed; run `make peers` or leave it out."
             )
+
+
+def _there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") -> Arm:
@@ -43,7 +48,8 @@ def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") ->
         return _transformers(name, model, device)
     if name.startswith("llama.cpp"):
         return _llama_cpp(name, model, context, threads)
-    return _torchao(name, model, device)
+    decoder = quantized_peers.quantized_peer(name, folder_of(model), device)
+    return Arm(name, _generate_with(decoder, device), note=f"transformers, {quantized_peers.NOTES[name]}, head in bf16")
 
 
 def folder_of(model: str) -> Path:
@@ -104,33 +110,6 @@ def _generate_with(decoder, device):
         return Run(tokens, tuple(at - start for at in stamps.times))
 
     return run
-
-
-def torchao_model(name: str, model: str, device="cpu"):
-    """transformers' decoder in bf16 with torchao's weight-only linears in the blocks, as its guide quantises: from bf16.
-
-    `torchao`: INT8 per channel, symmetric: the numbers of int8_channel. `torchao-int4`: groups of 64 with a float middle
-    in torch's tinygemm layout, the numbers of int4_g64_mid. torchao keeps the CPU's INT4 layout among its prototypes.
-    The head stays in bf16: quantize_ would leave the tied embedding behind as a second table."""
-    import torch
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-    from transformers import AutoModelForCausalLM
-
-    config = Int8WeightOnlyConfig()
-    if name.endswith("int4"):
-        if torch.device(device).type != "cpu":
-            raise BadRequest("peer 'torchao-int4' is set up for the CPU's layout; leave it out on other devices.")
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-
-        config = PrototypeInt4WeightOnlyConfig(group_size=64)
-    decoder = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=torch.bfloat16).to(device).eval()
-    quantize_(decoder.model.layers, config)
-    return decoder
-
-
-def _torchao(name: str, model: str, device) -> Arm:
-    kind = "int4, groups of 64" if name.endswith("int4") else "int8"
-    return Arm(name, _generate_with(torchao_model(name, model, device), device), note=f"transformers, {kind}, head in bf16")
 
 
 def _gguf_of(model: str) -> Path:

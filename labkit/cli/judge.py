@@ -55,6 +55,9 @@ def evaluate(
     kv_format: Annotated[
         str | None, typer.Option(help="Read the text through a KV cache in this format: int8, int4, fp8, int4_prerope ...")
     ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Compare another library's quantised model: torchao, torchao-int4, quanto-int4 ...")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items a task; for text, tokens a slice. None: all.")] = None,
     model: Model = "default",
     seed: Annotated[int, typer.Option(help="Which calibration text, and the bootstrap.")] = 0,
@@ -67,6 +70,7 @@ def evaluate(
     \b
     Example:  labkit eval text --recipe int4_g64_zp --limit 2048
               labkit eval text --kv-format int4 --limit 4096
+              labkit eval text --peer torchao-int4 --limit 2048
     """
     unknown = [task for task in tasks if task not in TASKS]
     if unknown:
@@ -75,8 +79,14 @@ def evaluate(
         raise BadRequest(
             f"--method {method} quantises by a recipe and none was given; add for example --recipe int4_g64_zp"
         )
+    if peer and (recipe or kv_format):
+        raise BadRequest(f"--peer {peer} is another library's model and takes no --recipe or --kv-format; leave those out")
+    from labkit.bench import peers, quantized_peers
     from labkit.evals import text, through_cache
     from labkit.quant.recipe import Recipe
+
+    if peer:
+        peers.check([peer], quantized_peers.PACKAGES)
 
     chosen = Recipe.named(recipe) if recipe else None
     how = through_cache.ThroughCache.up_to(kv_format, limit) if kv_format else None
@@ -86,19 +96,23 @@ def evaluate(
         passages = text.TextTask(loaded.tokenizer, limit=limit).items()
     else:
         passages = through_cache.passages(loaded.tokenizer, limit, how.length)
+    name = loaded.name
     say(f"{len(passages)} passages, {sum(len(passage.tokens) for passage in passages):,} tokens")
     reference = None
     if chosen is not None:
         # The reference keeps its own weights: quantising happens in place, in a model loaded once more.
         reference, loaded = text.Remembered(loaded, passages, Steps()), _load(model, device)
         _quantize(loaded, chosen, method, 64, seed)
+    if peer:
+        reference = text.Remembered(loaded, passages, Steps())
+        loaded = quantized_peers.quantized_peer(peer, peers.folder_of(model), device)
     if how is None:
         scores = text.evaluate(loaded, passages, reference, progress=Steps())
     else:
         scores = through_cache.evaluate(loaded, passages, how, reference, Steps())
     rows = text.results(scores, seed)
     lines = [f"{row['task']}  {row['slice']:8}{row['metric']:16}{_number(row)}  n = {row['n']:,}" for row in rows]
-    named = {"recipe": recipe, "kv_format": how and how.kv_format.name, "model": loaded.name}
+    named = {"recipe": recipe, "kv_format": how and how.kv_format.name, "peer": peer, "model": name}
     answer({"results": rows, **named}, as_json, "\n".join(lines))
 
 

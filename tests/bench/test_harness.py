@@ -154,3 +154,12 @@ def test_what_a_step_must_read_is_the_tensors_of_the_model_and_its_cache():
     extra = shape.hidden_size * 4 if shape.tied else 0
     cache = (13 + 1) * 2 * sum(layer.num_kv_heads * layer.head_dim for layer in shape.kv.layers) * 4
     assert built.bytes_per_step == tensor_bytes(model) - looked_up + extra + cache
+
+
+def test_a_peer_whose_outer_package_is_missing_is_refused_too(monkeypatch):
+    def none(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(peers, "find_spec", none)
+    with pytest.raises(BadRequest, match="quanto-int8.*not installed"):
+        peers.check(["quanto-int8"])
