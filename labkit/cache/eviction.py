@@ -23,6 +23,9 @@ class KeyNorm(EvictingCache):
 
 
 class Observed(EvictingCache):
+    def most_at_once(self) -> tuple[int | None, ...]:
+        return (1,) * self.batch  # what refused tokens looked at would stay in the notes
+
     def score(self, layer: int, queries: Tensor, scale: float | None) -> Tensor:
         keys, spec, (B, H, T, D) = self.keys[layer].float(), self.shape.layers[layer], queries.shape
         grouped = queries.float().reshape(B, keys.shape[1], -1, D) * (D**-0.5 if scale is None else scale)

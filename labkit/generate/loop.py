@@ -78,13 +78,13 @@ def decode(request: Request) -> Iterator[Token]:
         return
     synchronize(model.device)
     start = perf_counter()
-    cache = _make_cache(request, batch) if callable(request.cache) else request.cache
-    logits = _prefill(request, batch, cache)
+    cache = make_cache(request, batch) if callable(request.cache) else request.cache
+    logits = prefill(request, batch, cache)
     while logits is not None:
         live = [i for i, row in enumerate(batch) if row.reason is None]
         if len(live) < len(batch):
             logits = logits[live]
-        chosen = _choose(logits, [batch[i] for i in live], request)
+        chosen = choose(logits, [batch[i] for i in live], request)
         time_s = perf_counter() - start
         for i, token in zip(live, chosen):
             yield batch[i].take(token, time_s, end_ids)
@@ -98,18 +98,21 @@ def decode(request: Request) -> Iterator[Token]:
             if cache is not None:
                 cache.select(staying)
             batch = [batch[i] for i in staying]
-        logits = _forward(model, cache, [_next_piece(row, cache) for row in batch])
+        logits = forward(model, cache, [_next_piece(row, cache) for row in batch])[:, 0]
     yield from (row.cancel() for row in batch if row.reason is None)
 
 
-def _make_cache(request: Request, batch: list[Row]) -> KVCache:
+def make_cache(request: Request, batch: list[Row], maker: Callable[..., KVCache] | None = None) -> KVCache:
+    """A cache that just holds what the rows may come to; of `maker`, else of the request's."""
     model, capacity = request.model, max(len(row.prompt) + row.budget - 1 for row in batch)
-    return request.cache(model.config.kv_shape, batch=len(batch), capacity=capacity, dtype=model.dtype,
-                         device=model.device)
+    return (maker or request.cache)(model.config.kv_shape, batch=len(batch), capacity=capacity, dtype=model.dtype,
+                                    device=model.device)
 
 
-def _prefill(request: Request, batch: list[Row], cache: KVCache | None) -> Tensor | None:
-    """Logits [B, V] after each prompt, from the tokens that the cache does not hold yet; None: cancelled."""
+def prefill(request: Request, batch: list[Row], cache: KVCache | None, keep: list | None = None) -> Tensor | None:
+    """Logits [B, V] after each prompt, from the tokens that the cache does not hold yet; None: cancelled.
+
+    `keep`: a list that receives, for each row, the hidden states [T, E] of the tokens that were run."""
     held = [0] * len(batch)
     if cache is not None:
         # A prompt that is held entirely leaves nothing to compute, so its last token is run again.
@@ -117,17 +120,23 @@ def _prefill(request: Request, batch: list[Row], cache: KVCache | None) -> Tenso
         cache.rewind(held)
     pieces = [row.prompt[n:] if row.reason is None else () for n, row in zip(held, batch)]
     longest = max(map(len, pieces))
-    chunk, logits = request.prefill_chunk or longest, None
+    chunk, logits, states = request.prefill_chunk or longest, None, []
     for first in range(0, longest, chunk):
         if first and request.cancelled():
             return None
         parts = [piece[first : first + chunk] for piece in pieces]
-        new = _forward(request.model, cache, parts)
+        new = forward(request.model, cache, parts, return_hidden=keep is not None)
+        if keep is not None:
+            new, hidden = new
+            states.append([states_of[: len(part)] for states_of, part in zip(hidden, parts)])
+        new = new[:, 0]
         if logits is None:
             logits = new
         else:  # a row keeps the logits of the chunk in which its prompt ended
             running = torch.tensor([len(part) > 0 for part in parts], device=new.device)
             logits = torch.where(running[:, None], new, logits)
+    if keep is not None:
+        keep.extend(map(torch.cat, zip(*states)))
     return logits
 
 
@@ -138,8 +147,10 @@ def _next_piece(row: Row, cache: KVCache | None) -> Sequence[int]:
 
 
 @torch.inference_mode()
-def _forward(model, cache: KVCache | None, pieces: list[Sequence[int]]) -> Tensor:
-    """One pass over each row's new tokens -> logits [B, V] after the last; on failure the cache is as before."""
+def forward(model, cache: KVCache | None, pieces: list[Sequence[int]], **options):
+    """One pass over each row's new tokens -> logits [B, 1, V] after the last; on failure the cache is as before.
+
+    `options` are the model's: `last_only=False` gives every token's logits, `return_hidden` the states as well."""
     counts = [len(piece) for piece in pieces]
     width = max(counts)
     if min(counts) == width:
@@ -149,7 +160,7 @@ def _forward(model, cache: KVCache | None, pieces: list[Sequence[int]]) -> Tenso
     tokens = torch.tensor(pieces, device=model.device)  # [B, T]
     before = None if cache is None else cache.lengths
     try:
-        return model(tokens, cache, counts, last_only=True)[:, 0]
+        return model(tokens, cache, counts, **{"last_only": True, **options})
     except BaseException:
         if cache is not None:
             with suppress(BadRequest):  # a cache that cannot go back stays as it is; the first error matters
@@ -158,7 +169,8 @@ def _forward(model, cache: KVCache | None, pieces: list[Sequence[int]]) -> Tenso
 
 
 @torch.inference_mode()
-def _choose(logits: Tensor, rows: list[Row], request: Request) -> list[int]:
+def choose(logits: Tensor, rows: list[Row], request: Request) -> list[int]:
+    """The next token of each row from its logits [B, V]."""
     if request.sampling.plain_greedy:
         return greedy(logits)
     ends = request.end_ids

@@ -133,3 +133,62 @@ def money_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> floa
     if tokens_per_s <= 0 or price_per_hour < 0:
         raise BadRequest(f"{tokens_per_s} tok/s at {price_per_hour} an hour has no price; give a rate above 0.")
     return price_per_hour / 3600 / tokens_per_s * 1e6
+
+
+# ---- guess and verify (labkit.speculate) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpeculationCosts:
+    """`draft`: c, seconds of one drafted token / seconds of a plain target step. `verify[i]`: a target pass over i + 1
+    tokens / a plain step, so verify[0] is 1; beyond the last, on along the straight line from the first. `fixed`: anything
+    else that a pass costs, in plain steps."""
+
+    draft: float = 0.0
+    verify: tuple[float, ...] = (1.0, 1.05)
+    fixed: float = 0.0
+
+    def __post_init__(self):
+        if self.draft < 0 or self.fixed < 0 or not self.verify or min(self.verify) <= 0:
+            raise BadRequest(f"costs of {self.draft}, {self.verify} and {self.fixed} are not all positive; give shares of a plain step.")
+
+    def verify_ratio(self, tokens: int) -> float:
+        """A target pass over `tokens` tokens, in plain steps."""
+        if tokens <= len(self.verify):
+            return self.verify[tokens - 1]
+        last = len(self.verify)
+        slope = (self.verify[-1] - self.verify[0]) / (last - 1) if last > 1 else 0.0
+        return self.verify[-1] + slope * (tokens - last)
+
+    def pass_cost(self, length: int) -> float:
+        """Draft and verify of one pass that drafts `length` tokens, in plain steps."""
+        return length * self.draft + self.verify_ratio(length + 1) + (self.fixed if length else 0.0)
+
+
+def expected_accepted_length(alpha: float, length: int) -> float:
+    """Tokens a target pass gives: 1 + alpha + ... + alpha^length = (1 - alpha^(length + 1)) / (1 - alpha)."""
+    if not 0 <= alpha <= 1 or length < 0:
+        raise BadRequest(f"alpha {alpha} and a draft length of {length} give no expectation; alpha is 0 to 1, the length 0 or more.")
+    return length + 1.0 if alpha == 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
+
+
+def speculative_speedup(alpha: float, length: int, costs: SpeculationCosts) -> float:
+    """Plain time / speculative time for the same tokens (Leviathan et al., 2211.17192, with a verify pass that costs what it
+    costs). Below 1 is a slowdown."""
+    return expected_accepted_length(alpha, length) / costs.pass_cost(length)
+
+
+def best_draft_length(alpha: float, costs: SpeculationCosts, most: int = 16) -> int:
+    """The length with the largest speed-up, the shortest among equals; 0 where drafting loses."""
+    return max(range(most + 1), key=lambda length: (speculative_speedup(alpha, length, costs), -length))
+
+
+def break_even_alpha(length: int, costs: SpeculationCosts) -> float | None:
+    """The acceptance above which drafting `length` tokens pays; None where not even 1 does."""
+    if speculative_speedup(1.0, length, costs) < 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if speculative_speedup(middle, length, costs) >= 1 else (middle, high)
+    return high
