@@ -1,0 +1,172 @@
+"""The untrusted side: runs a program, and calls its function when told to. Standard library only; started by grader.py.
+
+The tests are not here: a call comes in as data, its result goes out as data, and whoever runs in this process can at most
+lie about a result, which is what a wrong program does too. Before the program is read, this process has given away its
+user (where it was root), its memory, processor time, files and children beyond the limits.
+
+    in   {"code"} then {"args", "kwargs"} a call          one JSON value a line, both ways
+    out  "ready", then {"value"} or {"raised", "text"}    `encode` and `decode` are the values' form
+"""
+
+import json
+import os
+import sys
+from decimal import Decimal
+from fractions import Fraction
+
+PLAIN = (type(None), bool, float, str)
+NUMBERS = {"complex": complex, "Decimal": Decimal, "Fraction": Fraction}
+SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
+ELEMENTS = 1_000_000  # of an endless iterator, these are enough to be wrong
+
+
+class Foreign:
+    """A result of a type that does not travel: equal to nothing; its elements and its truth can be read."""
+
+    def __init__(self, name, truth, items):
+        self.name, self.truth, self.items = name, truth, items
+
+    def __bool__(self):
+        return self.truth
+
+    def __iter__(self):
+        if self.items is None:
+            raise TypeError(f"{self.name!r} object is not iterable")
+        return iter(self.items)
+
+    def __len__(self):
+        return len(list(iter(self)))
+
+    def __repr__(self):
+        return f"<{self.name}>"
+
+
+def encode(value):
+    """A value as JSON: plain ones as they are, all others as [type, content]."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ["int", hex(value)]
+    if isinstance(value, PLAIN):
+        return value
+    for name, kind in SEQUENCES.items():
+        if name != "iterator" and isinstance(value, kind):
+            return [name, [encode(x) for x in value]]
+    if isinstance(value, dict):
+        return ["dict", [[encode(k), encode(v)] for k, v in value.items()]]
+    if isinstance(value, bytes | bytearray):
+        return [type(value).__name__, value.decode("latin-1")]
+    if isinstance(value, range):
+        return ["range", [hex(value.start), hex(value.stop), hex(value.step)]]
+    if isinstance(value, tuple(NUMBERS.values())):
+        return [next(name for name, kind in NUMBERS.items() if isinstance(value, kind)), str(value)]
+    name, items = type(value).__name__, None
+    if hasattr(value, "__iter__") and not isinstance(value, type):
+        items = [encode(x) for x, _ in zip(value, range(ELEMENTS))]
+    if hasattr(value, "__next__"):
+        return ["iterator", items]
+    return ["foreign", [name, bool(value), items]]
+
+
+def decode(data):
+    """What `encode` made. Raises on anything else; executes nothing."""
+    if isinstance(data, PLAIN):
+        return data
+    kind, content = data
+    if kind == "int":
+        return int(content, 16)
+    if kind in SEQUENCES:
+        return SEQUENCES[kind]([decode(x) for x in content])
+    if kind == "dict":
+        return {decode(k): decode(v) for k, v in content}
+    if kind in ("bytes", "bytearray"):
+        return {"bytes": bytes, "bytearray": bytearray}[kind](content.encode("latin-1"))
+    if kind == "range":
+        return range(*(int(x, 16) for x in content))
+    if kind in NUMBERS:
+        return NUMBERS[kind](content)
+    name, truth, items = {"foreign": content}[kind]
+    return Foreign(str(name), truth is True, None if items is None else [decode(x) for x in items])
+
+
+def main():
+    """`argv`: limits as JSON. Nothing of the program runs before "ready" is out."""
+    settings = json.loads(sys.argv[1])
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what the program prints is counted, not read
+    give_away(settings)
+    del sys.argv[1:]
+
+    def say(answer):
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+    say("ready")
+    space = {"__name__": "candidate", "__builtins__": __builtins__}
+    function = None
+    for line in calls:
+        message = json.loads(line)
+        try:
+            if "code" in message:
+                exec(compile(message["code"], "<candidate>", "exec"), space)
+                function = space[message["entry_point"]]
+                answer = {"value": None}
+            else:
+                args, kwargs = decode(message["args"]), decode(message["kwargs"])
+                answer = {"value": encode(function(*args, **kwargs))}
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: the caller decides what they mean
+            function_name = message.get("entry_point")
+            missing = isinstance(error, KeyError) and error.args == (function_name,)
+            text = f"the program defines no {function_name}" if missing else _text(error)
+            answer = {"raised": _names(error), "text": text}
+        say(answer)
+
+
+def give_away(settings):
+    """Limits, then the user. Order matters: only root may set some of them."""
+    try:
+        import resource
+    except ImportError:  # Windows has none: the wall clock alone
+        return
+    megabyte = 1 << 20
+    wanted = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": int(settings["timeout_s"]) + 2,
+        "RLIMIT_AS": settings["memory_mb"] * megabyte,
+        "RLIMIT_FSIZE": settings["scratch_mb"] * megabyte,
+        "RLIMIT_NOFILE": settings["files"],
+        "RLIMIT_NPROC": settings["processes"],  # None: cannot be counted here
+    }
+    for name, value in wanted.items():
+        kind = getattr(resource, name, None)
+        if kind is not None and value is not None:
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            try:
+                resource.setrlimit(kind, (value, value))
+            except (OSError, ValueError):
+                if sys.platform == "linux":  # macOS refuses RLIMIT_AS; Linux refuses none
+                    raise
+    if settings["uid"] is not None:
+        os.setgroups([])
+        os.setgid(settings["uid"])
+        os.setuid(settings["uid"])
+    os.chdir(settings["scratch"])
+    for name in ("math", "random", "typing"):  # the library can still be read: else "could not run", not "wrong"
+        __import__(name)
+
+
+def _names(error):
+    """The exception's type and its bases, narrowest first: the grader raises the first that it knows."""
+    return [kind.__name__ for kind in type(error).__mro__]
+
+
+def _text(error):
+    try:
+        return str(error)[:300]
+    except BaseException:
+        return ""
+
+
+if __name__ == "__main__":
+    main()
