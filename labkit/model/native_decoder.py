@@ -97,7 +97,7 @@ class NativeDecoder(Decoder):
             for layer in self.layers))  # fmt: skip
         self._model = Model(ctypes.addressof(self._layers), self.embed_tokens.matrix.struct, self.head.matrix.struct,
                             pointer(self.norm), None, None, c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads,
-                            c.head_dim, c.intermediate_size, c.vocab_size, c.norm_eps)  # fmt: skip
+                            c.head_dim, c.intermediate_size, self.head.matrix.shape[0], c.norm_eps)  # fmt: skip
         self._cos = self._sin = torch.empty(0, 0)
 
     @property
@@ -154,7 +154,7 @@ class NativeDecoder(Decoder):
         starts = cache.lengths
         cache.advance(T, counts)
         self._turns(cache.length)
-        logits = torch.empty(B, 1 if last_only else T, self.config.vocab_size)
+        logits = torch.empty(B, 1 if last_only else T, self.head.matrix.shape[0])
         hidden = torch.empty(B, T, self.config.hidden_size) if return_hidden else None
         if counts is None:
             index = None

@@ -9,22 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit.errors import BadRequest
+from labkit.formats.names import is_format
 from labkit.speculate.draft import NOTHING, Draft, Drafter
+from labkit.speculate.draft_model import DraftModel
+from labkit.speculate.layer_skip import LayerSkip
 from labkit.speculate.lookup import Lookup
+from labkit.speculate.lookup_first import LookupFirst
 from labkit.speculate.loop import DrafterFailed, decode, generate
 from labkit.speculate.report import Speculated
+from labkit.speculate.self_quantized import SelfQuantized
+from labkit.speculate.trimmed import frequent_ids
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {  # name -> what makes it for a target
     "lookup": lambda target: Lookup(),
+    "self_quantized": SelfQuantized,
+    "layer_skip": LayerSkip,
+    "trimmed": lambda target: SelfQuantized(target, ids=frequent_ids(target)),
+    "lookup_first": lambda target: LookupFirst(SelfQuantized(target)),
 }
 
 
 def make_drafter(name: str, target) -> Drafter:
-    """The drafter of that name for `target`."""
+    """The drafter of that name for `target`; the name of a number format is the target itself in it."""
     if name in DRAFTERS:
         return DRAFTERS[name](target)
-    raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, or a number format.")
+    if isinstance(name, str) and is_format(name):
+        return SelfQuantized(target, name)
+    raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, or a number format such as int4_g32_zp.")
 
 
-__all__ = ["DRAFTERS", "NOTHING", "Draft", "Drafter", "DrafterFailed", "Lookup", "Speculated", "decode", "generate",
-           "make_drafter"]
+__all__ = ["DRAFTERS", "NOTHING", "Draft", "DraftModel", "Drafter", "DrafterFailed", "LayerSkip", "Lookup", "LookupFirst",
+           "SelfQuantized", "Speculated", "decode", "frequent_ids", "generate", "make_drafter"]

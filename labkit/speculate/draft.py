@@ -11,9 +11,9 @@ equal texts). `request` shows `model` (the target: to be read, never changed), `
 one call at a time and starts every call alike. Nothing it does can make the text wrong, only slow: see `generate.verify`.
 
 A drafter with `wants_hidden` gets the target's hidden states (after the final norm, what its head reads): in `begin` those of
-the prompt's tokens, [T, E] a row (the last T, where a prefix was in the cache already); in `observe` those of the tokens
-that this pass has settled, [accepted + 1, E] a row: of the last token before the draft, then of each kept one. So there is
-always a state for every token of the history but the last.
+the prompt's tokens, [T, E] a row (the last T, where a prefix was in the cache already); in `observe` one for each token that
+the history has grown by, beginning with the one that was last before. So there is a state for every token of the history but
+the last. (Where two drafters take turns, the history may have grown by more than one's own accepted tokens and one.)
 """
 
 from __future__ import annotations

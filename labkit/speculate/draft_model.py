@@ -10,6 +10,7 @@ never drafted. Cost: `cost` steps of the target for each drafted token, whether 
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 
 import torch
@@ -82,3 +83,16 @@ class DraftModel(Drafter):
     def select(self, keep) -> None:
         self.cache.select(keep)
         self._base = self.cache.lengths
+
+
+def bytes_read(model) -> int:
+    """Weights that a step reads: the layers and the head."""
+    parts = (*model.layers, model.head)
+    return sum(t.numel() * t.element_size() for part in parts for t in (*part.parameters(), *part.buffers()))
+
+
+def shell(module: torch.nn.Module) -> torch.nn.Module:
+    """Another shell around the same parts: what is set on it is not set on the original."""
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    return view
