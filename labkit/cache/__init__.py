@@ -9,6 +9,7 @@ import torch
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
 from labkit.cache.eviction import KeyNorm, Observed
+from labkit.cache.paged import PagedCache, paged_cache
 from labkit.cache.quantized import QuantizedCache, quantized_cache
 from labkit.cache.window import WindowedCache, windowed_cache
 from labkit.errors import BadRequest
@@ -18,11 +19,12 @@ CACHES: dict[str, Callable[..., KVCache] | None] = {
     "none": None,  # an equal choice: the whole text is computed again for every token
     "contiguous": ContiguousCache,
     "windowed": WindowedCache,  # each layer keeps what its own window needs
+    "paged": PagedCache,  # each row takes blocks of 16 tokens as it grows, and rows may share them
     **{name: quantized_cache(name) for name in ("int8", "int4", "int2", "fp8", "nvfp4")},
     "key_norm": KeyNorm,
     "observed": Observed,
 }
-EXACT = ("contiguous", "windowed")  # give the answer that a recomputation gives
+EXACT = ("contiguous", "windowed", "paged")  # give the answer that a recomputation gives
 
 
 def cache_maker(kind: str | Callable[..., KVCache]) -> Callable[..., KVCache] | None:
@@ -41,5 +43,5 @@ def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 
     return None if maker is None else maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
 
 
-__all__ = ["CACHES", "EXACT", "ContiguousCache", "KVCache", "QuantizedCache", "WindowedCache", "cache_maker", "make_cache",
-           "quantized_cache", "windowed_cache"]
+__all__ = ["CACHES", "EXACT", "ContiguousCache", "KVCache", "PagedCache", "QuantizedCache", "WindowedCache", "cache_maker", "make_cache",
+           "paged_cache", "quantized_cache", "windowed_cache"]

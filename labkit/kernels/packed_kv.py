@@ -4,52 +4,25 @@
     int8_sums(weights, codes, scale, minimum)        weights [B, K, R, slots] times values -> [B, K, R, D]
 
 Both return False or None where the kernel does not serve (no compiler, another device, D no multiple of 16, or
-LABKIT_NATIVE=off); the caller then uses the plain way, which is also the oracle. The kernel is built on first use with
-the compiler, flags and OpenMP library of `native.py`.
+LABKIT_NATIVE=off); the caller then uses the plain way, which is also the oracle. The kernel is built on first use.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from labkit.kernels import native
+from labkit.kernels.one_file import functions_of
 
 SOURCE = Path(__file__).with_name("packed_kv.cpp")
 
 
 @lru_cache(maxsize=8)
-def _build(name: str, *_changes_the_build: str | None) -> ctypes.CDLL | None:
-    """The kernel for one instruction set, compiled if it is not in the cache folder; None where that fails."""
-    from labkit.assets import cache_dir
-
-    command, openmp = native.compiler(), native.openmp_library()
-    if command is None:
-        return None
-    flags = f"{native.FLAGS} {native.SETS[name][1]}".replace("-ffp-contract=off", "-ffp-contract=fast").split()
-    parts = [*command, *flags, str(openmp), SOURCE.read_text(encoding="utf-8")]
-    folder = Path(cache_dir()) / "native"
-    target = folder / f"kv-{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, made = Path(scratch) / "kv.o", Path(scratch) / "kv.so"
-            for parallel, link in ((["-fopenmp"], [openmp] if openmp else ["-fopenmp"]), ([], [])):
-                error = native._run([*command, *flags, *parallel, "-c", str(SOURCE), "-o", str(compiled)])
-                error = error or native._run([*command, "-shared", str(compiled), "-o", str(made), *link])
-                if not error:
-                    os.replace(made, target)  # whole or not there, also when two processes do this at once
-                    break
-            else:
-                return None
-    functions = ctypes.CDLL(str(target))
+def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
     for function in (functions.kv_scores, functions.kv_sums):
         function.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 6 + [ctypes.c_int]
         function.restype = None
@@ -60,8 +33,8 @@ def kernel(codes: Tensor) -> ctypes.CDLL | None:
     """The functions where they serve codes like these, else None."""
     if codes.device.type != "cpu" or codes.shape[-1] % 16 or not codes.is_contiguous():
         return None
-    name = native.chosen()
-    return None if name is None else _build(name, os.environ.get("CXX"), os.environ.get("LABKIT_CACHE"))
+    functions = functions_of(SOURCE)
+    return None if functions is None else _typed(functions)
 
 
 def int8_scores(q: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor, out: Tensor, slots: int) -> bool:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.cache import ContiguousCache, contiguous, quantized_cache, windowed_cache
+from labkit.cache import ContiguousCache, contiguous, paged_cache, quantized_cache, windowed_cache
+from labkit.cache import paged as paged_module
 from labkit.cache import quantized as quantized_module
 from labkit.cache import window as window_module
 from labkit.cache.packed_blocks import decode, encode
@@ -41,6 +42,10 @@ CACHES = {
     "windowed": (windowed_cache, HYBRID, {}),
     "windowed, all layers": (lambda: windowed_cache(6, sinks=1), UNIFORM, {"window": 6, "sinks": 1}),
     "windowed, slack": (lambda: windowed_cache(4, sinks=2, slack=5), UNIFORM, {"window": 4, "sinks": 2, "slack": 5}),
+    "paged": (lambda: paged_cache(block=4), UNIFORM, {}),
+    "paged, windows": (lambda: paged_cache(block=3), HYBRID, {}),
+    **{f"paged, {n}": (lambda f=f: paged_cache(block=4, kv_format=f), UNIFORM, {"format": f})
+       for n, f in {"int8": "int8", "fp8": "fp8", "groups": "int4_g32"}.items()},
     **{f"quantised, {n}": (lambda f=f: quantized_cache(f), HYBRID if n == "channels" else UNIFORM, {"format": f})
        for n, f in FORMATS.items()},
     "quantised, before RoPE": (
@@ -179,7 +184,7 @@ def run(kind, operations, batch, capacity=40):
 
 @pytest.fixture
 def few_slots(monkeypatch):
-    for module in (contiguous, quantized_module, window_module):
+    for module in (contiguous, paged_module, quantized_module, window_module):
         monkeypatch.setattr(module, "FIRST_SLOTS", 4)  # so that a short test grows often
 
 
