@@ -17,24 +17,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from operator import index
 
 import torch
 from torch import Tensor
 
 from labkit.cache.step import Step
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
+from labkit.measure.device import check_device
 from labkit.plan.memory import KVShape
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-def whole_number(value: object, what: str) -> int:
-    """`value` as an int, or a refusal: booleans, fractions and text are not token counts."""
+
+def whole_numbers(values: object, what: str) -> tuple[int, ...]:
+    """A sequence of whole numbers, or a refusal; one number alone is none."""
     try:
-        if isinstance(value, bool):
+        if isinstance(values, str | bytes):
             raise TypeError
-        return index(value)
+        found = tuple(values)
     except TypeError:
-        raise BadRequest(f"{what} is {value!r}; give a whole number.") from None
+        raise BadRequest(f"{what} are {values!r}; give a sequence of whole numbers.") from None
+    return tuple(whole_number(value, f"One of {what[0].lower()}{what[1:]}") for value in found)
+
+
+def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) -> tuple[int, ...]:
+    """How many of `num_tokens` new tokens are real in each row; None: all."""
+    if counts is None:
+        return (num_tokens,) * batch
+    counts = whole_numbers(counts, "The counts of new tokens")
+    if len(counts) != batch:
+        raise BadRequest(f"{len(counts)} counts of new tokens for {batch} rows; give one a row.")
+    if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
+        raise BadRequest(f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens} each, not all 0.")
+    return counts
 
 
 class KVCache(ABC):
@@ -42,11 +57,14 @@ class KVCache(ABC):
 
     def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None,
                  dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
-        batch = whole_number(batch, "The batch of a cache")
-        if batch < 1:
-            raise BadRequest(f"The batch of a cache is {batch}; give at least 1 row.")
-        if capacity is not None and whole_number(capacity, "The capacity of a cache") < 1:
-            raise BadRequest(f"The capacity of a cache is {capacity}; give at least 1 token, or None for no limit.")
+        if not isinstance(shape, KVShape) or not shape.layers:
+            raise BadRequest(f"The shape of a cache is {shape!r}; give a KVShape of at least one layer.")
+        batch = whole_number(batch, "The batch of a cache", 1)
+        if capacity is not None:
+            capacity = whole_number(capacity, "The capacity of a cache (None: no limit)", 1)
+        if dtype not in DTYPES:
+            raise BadRequest(f"The dtype of a cache is {dtype}; give one of {', '.join(map(str, DTYPES))}.")
+        check_device(device)
         self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, torch.device(device)
         self.lengths: tuple[int, ...] = (0,) * batch
         self.step: Step | None = None  # of the forward pass that runs or ran last
@@ -62,7 +80,8 @@ class KVCache(ABC):
 
     def advance(self, num_tokens: int, counts: Sequence[int] | None = None) -> Tensor:
         """Announce `num_tokens` new tokens a row, of which `counts[b]` are real; their positions [B, T]."""
-        counts = self._checked_counts(num_tokens, counts)
+        num_tokens = whole_number(num_tokens, "The number of new tokens", 1)
+        counts = checked_counts(num_tokens, counts, self.batch)
         lengths = tuple(map(int.__add__, self.lengths, counts))
         if self.capacity is not None and max(lengths) > self.capacity:
             row = lengths.index(max(lengths))
@@ -75,12 +94,17 @@ class KVCache(ABC):
         self.step, self.lengths = step, lengths
         return step.positions
 
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """How many tokens one pass may add to each row so that the answers are those of single steps and all but the first
+        can be taken back by `rewind`; None is any number. What speculative decoding asks before it drafts."""
+        return (None,) * self.batch
+
     def rewind(self, lengths: int | Sequence[int]) -> None:
         """Keep the first `lengths` tokens (one number, or one a row); 0 is empty; never grows."""
-        if isinstance(lengths, str) or not hasattr(lengths, "__len__"):
+        if isinstance(lengths, str) or not hasattr(lengths, "__len__") or getattr(lengths, "ndim", 1) == 0:
             kept = (whole_number(lengths, "The length to rewind to"),) * self.batch
         else:
-            kept = tuple(whole_number(length, "A length to rewind to") for length in lengths)
+            kept = whole_numbers(lengths, "The lengths to rewind to")
         if len(kept) != self.batch:
             raise BadRequest(f"{len(kept)} lengths to rewind to for {self.batch} rows; give one number or one a row.")
         for row, (keep, held) in enumerate(zip(kept, self.lengths)):
@@ -92,7 +116,7 @@ class KVCache(ABC):
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of what row `rows[i]` was: reorder, repeat or drop rows."""
-        rows = tuple(whole_number(row, "A row to select") for row in rows)
+        rows = whole_numbers(rows, "The rows to select")
         if not rows:
             raise BadRequest("No rows to select; name at least one row of the cache.")
         for row in rows:
@@ -102,18 +126,6 @@ class KVCache(ABC):
             with torch.inference_mode(False), torch.no_grad():
                 self._select(rows)
             self.lengths = tuple(self.lengths[row] for row in rows)
-
-    def _checked_counts(self, num_tokens: int, counts: Sequence[int] | None) -> tuple[int, ...]:
-        if num_tokens < 1:
-            raise BadRequest(f"{num_tokens} new tokens; advance by at least 1.")
-        if counts is None:
-            return (num_tokens,) * self.batch
-        counts = tuple(whole_number(count, "A count of new tokens") for count in counts)
-        if len(counts) != self.batch:
-            raise BadRequest(f"{len(counts)} counts of new tokens for {self.batch} rows; give one a row.")
-        if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
-            raise BadRequest(f"Counts of new tokens are {list(counts)}; give 0 to {num_tokens} each, not all 0.")
-        return counts
 
     @abstractmethod
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:

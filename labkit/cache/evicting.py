@@ -17,7 +17,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache
+from labkit.cache.contract import KVCache, whole_number
 from labkit.cache.ring import NOWHERE
 from labkit.cache.step import Step, attend_dense
 from labkit.errors import BadRequest
@@ -30,8 +30,11 @@ class EvictingCache(KVCache):
     def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None, dtype: torch.dtype = torch.float32,
                  device: str | torch.device = "cpu", budget: int | float = 512, sinks: int = 4, recent: int = 64):  # fmt: skip
         super().__init__(shape, batch, capacity, dtype, device)
-        if budget <= 0 or (budget > 1 and budget != int(budget)) or sinks < 0 or recent < 0:
-            raise BadRequest(f"budget {budget}, sinks {sinks}, recent {recent}: give tokens to keep, or a share from 0 to 1.")
+        if not isinstance(budget, float):
+            budget = whole_number(budget, "The budget of tokens to keep", 1)
+        elif not 0 < budget <= 1:
+            raise BadRequest(f"The budget is {budget}; give a whole number of tokens to keep, or a share above 0 and up to 1.0.")
+        sinks, recent = whole_number(sinks, "The number of sinks", 0), whole_number(recent, "The number of recent tokens", 0)
         if any(layer.shared_with is not None or layer.latent_dim is not None for layer in shape.layers):
             raise BadRequest("Layers that share caches or hold latents (MLA) cannot choose what to keep each for itself.")
         self.budget, self.sinks, self.recent = budget, sinks, recent
@@ -60,7 +63,7 @@ class EvictingCache(KVCache):
                            sinks=spec.sinks, key_positions=self.positions[layer])  # fmt: skip
         score, positions = self.score(layer, queries, scale), self.positions[layer]
         lengths = torch.tensor(self.lengths, device=self.device)[:, None]  # [B, 1]
-        share = isinstance(self.budget, float) and self.budget <= 1
+        share = isinstance(self.budget, float)
         most = (lengths * self.budget).long().clamp(min=1) if share else torch.full_like(lengths, self.budget)
         sinks = most.clamp(max=self.sinks)
         sure = (positions < sinks) | (positions >= lengths - (most - sinks).clamp(max=self.recent))
@@ -92,6 +95,11 @@ class EvictingCache(KVCache):
         size = self.dtype.itemsize
         return sum((2 * layer.num_kv_heads * layer.head_dim * size + 12) * int((positions < NOWHERE).sum())
                    for layer, positions in zip(self.shape.layers, self.positions))  # fmt: skip
+
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """While nothing is dropped any number; from then on what a token drops cannot come back."""
+        share = isinstance(self.budget, float)
+        return tuple(1 if share else max(1, int(self.budget) - length) for length in self.lengths)
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
         """Nothing: a layer's memory is what it holds."""

@@ -24,7 +24,7 @@ from labkit.cache.bulk import NOWHERE, Bulk, Move, plan
 from labkit.cache.contract import KVCache
 from labkit.cache.packed_attention import Buffer, Side, attend_packed
 from labkit.cache.packed_blocks import encode, layout
-from labkit.cache.rotation import cos_sin, turn
+from labkit.cache.rotation import check_frequencies, cos_sin, turn
 from labkit.cache.step import Step, visible
 from labkit.errors import BadRequest
 from labkit.plan.kv_formats import KVFormat, get_kv_format
@@ -47,8 +47,8 @@ class QuantizedCache(KVCache):
             raise BadRequest(f"KV format {self.format.name} has no scales; make a contiguous cache of that dtype.")
         if any(layer.latent_dim is not None for layer in shape.layers):
             raise BadRequest("The latent of an MLA layer is not quantised; make a contiguous cache for this model.")
-        if self.format.before_rope and frequencies is None:
-            raise BadRequest(f"KV format {self.format.name} turns keys back first; give the model's frequencies [D/2].")
+        if self.format.before_rope:
+            check_frequencies(frequencies, shape)
         self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
         self._own = [i for i, home in enumerate(self._home) if i == home]
         self.bulks = [Bulk(self.format.block) for _ in range(self.batch)]
@@ -147,6 +147,12 @@ class QuantizedCache(KVCache):
                 total += int(part.bytes(layer.head_dim, layer.num_kv_heads, bulk.slots))
                 total += (length - bulk.tokens) * layer.head_dim * layer.num_kv_heads * self.dtype.itemsize
         return total
+
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """Up to the next block to be packed: a token before that point would still have read it in full precision."""
+        block, tail = self.format.block, self.format.tail
+        left = (tail - (length - bulk.tokens) for length, bulk in zip(self.lengths, self.bulks))
+        return (None,) * self.batch if tail == 0 and block == 1 else tuple(room if room > 0 else block for room in left)
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
         self._complete()

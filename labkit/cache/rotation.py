@@ -12,6 +12,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.errors import BadRequest
+from labkit.plan.memory import KVShape
+
+
+def check_frequencies(frequencies: object, shape: KVShape) -> None:
+    """Refuse what cannot turn the keys of every layer, before one is stored."""
+    halves = sorted({layer.head_dim / 2 for layer in shape.layers})
+    size = tuple(frequencies.shape) if isinstance(frequencies, Tensor) else None
+    if size is None or [(half,) for half in halves] != [size]:
+        raise BadRequest(f"Keys of {', '.join(f'{2 * half:g}' for half in halves)} channels are turned by a tensor of half as "
+                         f"many frequencies, not by {frequencies if size is None else f'{size}'}; give the model's own.")
+
 
 def cos_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin [..., T, D/2] of positions [..., T] (whole, may be negative), in float32."""

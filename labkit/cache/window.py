@@ -21,9 +21,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache
+from labkit.cache.contract import KVCache, whole_number
 from labkit.cache.ring import NOWHERE, lost, positions_of, slot_of
-from labkit.cache.rotation import cos_sin, turn
+from labkit.cache.rotation import check_frequencies, cos_sin, turn
 from labkit.cache.step import Step, attend_dense, visible
 from labkit.errors import BadRequest
 from labkit.plan.memory import KVShape
@@ -38,19 +38,19 @@ class WindowedCache(KVCache):
     def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None, dtype: torch.dtype = torch.float32,
                  device: str | torch.device = "cpu", window: int | None = None, sinks: int = 0, slack: int = 0,
                  rerotate: bool = False, frequencies: Tensor | None = None):  # fmt: skip
+        super().__init__(shape, batch, capacity, dtype, device)
+        sinks, slack = whole_number(sinks, "The number of sinks", 0), whole_number(slack, "The slack of a window", 0)
         if sinks and window is None:
             raise BadRequest(f"{sinks} sinks and no window: sinks stay beside a window; give one.")
-        if sinks < 0 or slack < 0:
-            raise BadRequest(f"sinks is {sinks} and slack {slack}; both count tokens from 0 up.")
         if window is not None:
+            window = whole_number(window, "The window", 1)
             layers = (replace(s, window=window if s.window is None else min(window, s.window), sinks=max(sinks, s.sinks))
                       for s in shape.layers)  # fmt: skip
-            shape = KVShape(tuple(layers))
-        super().__init__(shape, batch, capacity, dtype, device)
+            self.shape = shape = KVShape(tuple(layers))
         if any(layer.latent_dim is not None for layer in shape.layers):
             raise BadRequest("The latent of an MLA layer has no window here; make a contiguous cache for this model.")
-        if rerotate and frequencies is None:
-            raise BadRequest("rerotate turns the sinks' keys; give the model's frequencies [D/2] too.")
+        if rerotate:
+            check_frequencies(frequencies, shape)
         self.slack, self.frequencies = slack, frequencies if rerotate else None
         self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
         self._reach = [0] * self.batch  # the most tokens a row held since it was empty
@@ -142,6 +142,11 @@ class WindowedCache(KVCache):
         numbers = sum(2 * layer.num_kv_heads * layer.head_dim * min(length, most)
                       for layer, most in held for length in self.lengths)  # fmt: skip
         return numbers * self.dtype.itemsize
+
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """Any number until the narrowest window is full; then as many as `slack` can bring back, and one."""
+        full = min((layer.window + layer.sinks for layer in self.shape.layers if layer.window is not None), default=None)
+        return tuple(None if full is None else max(full - length, self.slack + 2) for length in self.lengths)
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
         self._passing = {}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from labkit.cache.contract import checked_counts
 from labkit.errors import BadRequest
 from labkit.model.attention import Attention
 from labkit.model.config import ModelConfig
@@ -105,7 +106,9 @@ class Decoder(nn.Module):
         if cache is None and self.config.kv_shared:
             cache = self.new_cache(B, T)  # a layer that reads another's keys finds them there
         if cache is None:
-            positions, lengths = torch.arange(T, device=tokens.device).expand(B, T), counts or (T,) * B
+            positions, lengths = torch.arange(T, device=tokens.device).expand(B, T), checked_counts(T, counts, B)
+        elif len(cache.lengths) != B:
+            raise BadRequest(f"{B} rows of tokens came to a cache of {len(cache.lengths)}: give each row of the cache its tokens.")
         else:
             positions, lengths = cache.advance(T, counts), cache.lengths
         x = self.embed_tokens(tokens)  # [B, T, E]

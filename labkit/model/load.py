@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from labkit.errors import BadRequest
+from labkit.measure.device import check_device
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
 from labkit.model.names import fill, places
@@ -156,14 +157,3 @@ def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
             raise BadRequest(
                 f"{folder / shard} is not a whole safetensors file ({reason}): fetch it again."
             ) from reason
-
-
-def check_device(device: str | torch.device) -> None:
-    """Refuse a device that does not exist here, before anything is read."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise BadRequest(f"There is no device {device!r}: choose cpu, cuda or mps.") from None
-    here = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(kind, lambda: True)
-    if not here():
-        raise BadRequest(f"The device {device} was asked for and PyTorch finds none on this machine: choose cpu.")

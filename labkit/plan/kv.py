@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 
 
@@ -34,8 +34,11 @@ class LayerKV:
     shared_with: int | None = None
 
     def __post_init__(self):
-        if self.window is not None and self.window < 1:
+        if self.window is not None and whole_number(self.window, "window") < 1:
             raise BadRequest(f"window is {self.window}; it counts tokens and is at least 1, or None for a full layer.")
+        whole_number(self.sinks, "sinks", 0)
+        for name in ("num_kv_heads", "head_dim", "rope_dim"):
+            whole_number(getattr(self, name), name, 0)
         if self.latent_dim is None and (self.num_kv_heads < 1 or self.head_dim < 1):
             raise BadRequest(f"{self.num_kv_heads} KV heads of {self.head_dim} numbers hold nothing; "
                              "both must be at least 1.")
@@ -106,7 +109,7 @@ def kv_bytes_per_token(shape: KVShape, kv_format: str | KVFormat = "bf16") -> in
 def kv_bytes(shape: KVShape, tokens: int, sequences: int = 1, kv_format: str | KVFormat = "bf16",
              page: int | None = None) -> int | float:
     """Bytes of `sequences` sequences of `tokens` tokens each: ideal, or in whole pages of `page` tokens."""
-    if tokens < 0 or sequences < 0:
+    if whole_number(tokens, "tokens") < 0 or whole_number(sequences, "sequences") < 0:
         raise BadRequest(f"{tokens} tokens in {sequences} sequences cannot be planned; both count from 0 up.")
     if page is not None and page < 1:
         raise BadRequest(f"a page of {page} tokens cannot hold any; give at least 1, or None for the ideal size.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 
 PREROPE = "_prerope"
 
@@ -32,6 +32,25 @@ class Part:
     scale_bits: int = 0
     zero_bits: int = 0
     code: str = "int"
+
+    def __post_init__(self):
+        whole_number(self.bits, "bits", 1)
+        if self.group is not None:
+            whole_number(self.group, "group", 1)
+        if self.axis is None:
+            if (self.group, self.scale_bits, self.zero_bits, self.code) != (None, 0, 0, "int"):
+                raise BadRequest("A part without an axis is a plain number; give it bits alone, or an axis that shares a scale.")
+            return
+        if self.axis not in ("token", "channel", "tensor") or (self.axis != "token" and self.group is None):
+            raise BadRequest(f"A scale is shared along {self.axis!r} by a group of {self.group}; give token, or channel or tensor "
+                             "with a number of tokens.")
+        allowed = {"int": (range(1 if self.zero_bits else 2, 9), (16, 32), (0, 16, 32)), "fp8": ((8,), (16, 32), (0,)),
+                   "nvfp4": ((4,), (8,), (0,))}.get(self.code)
+        if allowed is None or (self.code == "nvfp4" and self.axis != "token"):
+            raise BadRequest(f"Codes are {self.code!r} along {self.axis}; give int, fp8, or nvfp4 (along a token).")
+        for value, these, what in zip((self.bits, self.scale_bits, self.zero_bits), allowed, ("codes", "scales", "minima")):
+            if value not in these:
+                raise BadRequest(f"The {what} of {self.code} have {value} bits; give {' or '.join(map(str, these))}.")
 
     @property
     def block(self) -> int:
@@ -61,6 +80,12 @@ class KVFormat:
     before_rope: bool = False
 
     def __post_init__(self):
+        whole_number(self.tail, "tail", 0)
+        if (self.keys.axis is None) != (self.values.axis is None):
+            raise BadRequest("Keys or values alone are quantised; give both an axis, or neither.")
+        if self.block % self.keys.block or self.block % self.values.block:
+            raise BadRequest(f"Keys are packed by {self.keys.block} tokens and values by {self.values.block}; one must be a whole "
+                             "number of times the other.")
         if self.tail < self.block - 1:
             raise BadRequest(f"A tail of {self.tail} tokens cannot gather a block of {self.block}; give at least "
                              f"{self.block - 1}.")

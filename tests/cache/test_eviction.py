@@ -139,10 +139,7 @@ def test_rows_are_reordered_whole_and_going_back_past_an_eviction_is_refused(met
 
 
 @every_method
-def test_what_cannot_be_is_refused(method):
-    for options in ({"budget": 0}, {"budget": 1.5}, {"budget": -0.1}, {"sinks": -1}, {"recent": -1}):
-        with pytest.raises(BadRequest, match="budget"):
-            method(SHAPE, **options)
+def test_layers_that_cannot_choose_for_themselves_are_refused(method):
     for layers in ((LayerKV(2, 8), LayerKV(2, 8, shared_with=0)), (LayerKV(1, 8, latent_dim=8, rope_dim=4),)):
         with pytest.raises(BadRequest, match="share caches|MLA"):
             method(KVShape(layers))
