@@ -102,6 +102,11 @@ def test_help_loads_nothing_heavy():
         (["eval", "text", "--method", "gptq"], ["--method gptq", "--recipe"]),
         (["eval", "text", "--recipe", "int99"], ["int99"]),
         (["quantize", "small.bin"], ["small.bin", ".safetensors"]),
+        (["quantize", f"{__file__}/a.safetensors"], ["not a folder", "test_cli.py"]),
+        (["quantize", "a.safetensors", "--method", "gptq+magic"], ["'magic'"]),
+        (["eval", "text", "--peer", "torchao", "--recipe", "int4"], ["--peer torchao", "--recipe"]),
+        (["eval", "text", "--peer", "vllm"], ["'vllm'", "torchao-int4"]),
+        (["plan", "--tokens", "5", "--tokens", "0"], ["--tokens '0'"]),
         (["pull", "no-such-asset"], ["no-such-asset"]),
         (["pull", "default", "--all"], ["not both"]),
     ],
@@ -244,3 +249,34 @@ def test_quantize_writes_a_file_that_says_what_it_is(tiny, tmp_path, capsys):
     assert path.stat().st_size == result["file_bytes"] > result["weight_bytes"] / 2
     assert result["weight_bytes"] < result["original_bytes"]
     assert read_header(path)["about"]["method"] == result["method"] == "rtn"
+
+
+def test_quantize_replaces_only_what_it_wrote_itself(tiny, tmp_path, capsys):
+    import labkit.model.load
+
+    mine, other = tmp_path / "mine.safetensors", tmp_path / "model.safetensors"
+    other.write_bytes(b"the original")
+    (tmp_path / "folder.safetensors").mkdir()
+    for _ in range(2):
+        assert main(["quantize", str(mine), "--recipe", "int8"]) == 0
+    capsys.readouterr()
+    labkit.model.load.load_model = lambda *_, **__: pytest.fail("loaded")  # undone by the fixture's monkeypatch
+    for path in (other, tmp_path / "folder.safetensors", other / "below.safetensors"):
+        assert main(["quantize", str(path), "--recipe", "int8"]) == 2
+        assert path.name in one_sentence(capsys.readouterr())
+    assert other.read_bytes() == b"the original"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.safetensors", "mine.safetensors", "model.safetensors"]
+
+
+def test_a_warning_is_one_line(capsys, monkeypatch):
+    import warnings
+
+    import labkit.assets
+
+    monkeypatch.setattr(labkit.assets, "pull", lambda *_, **__: warnings.warn("this takes long", stacklevel=2) or {})
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        main(["pull"])
+    assert "labkit: this takes long.\n" in capsys.readouterr().err
+    assert warnings.showwarning is before

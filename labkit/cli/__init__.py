@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # With --json everything but the object itself goes to stderr, whoever prints it.
         with contextlib.redirect_stdout(sys.stderr) if "--json" in arguments else contextlib.nullcontext():
-            return _run(arguments or ["--help"])
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *where, **more: _complain(message)
+                return _run(arguments or ["--help"])
     except BadRequest as error:
         return _complain(error)
     except FileNotFoundError as error:
@@ -76,7 +79,8 @@ def _sentence(error, arguments: list[str]) -> str:
         text = f"{path} has no command {given!r}; it has {', '.join(sorted(known))}"
     else:
         named = [option for option in getattr(getattr(error, "param", None), "opts", ()) if option in arguments]
-        value = arguments[arguments.index(named[0]) + 1 :][:1] if named else []
+        # given twice, the last counts
+        value = arguments[len(arguments) - arguments[::-1].index(named[0]) :][:1] if named else []
         if value and "nvalid value" in text:  # typer does not say what was given
             text = f"{named[0]} {value[0]!r} is not allowed: {text.partition(': ')[2]}"
     near = get_close_matches(given, known, 1, 0.5) if known else []

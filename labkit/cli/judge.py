@@ -34,15 +34,22 @@ def quantize(
     """
     if output.suffix != ".safetensors":
         raise BadRequest(f"{str(output)!r} is not a .safetensors file; choose such a name for what is written")
-    from labkit.quant.checkpoint import save, warn_if_larger
+    from labkit.quant import predict
+    from labkit.quant.checkpoint import predict_file_bytes, save, warn_if_larger
+    from labkit.quant.header import check_output
+    from labkit.quant.methods import Method as Parts
     from labkit.quant.recipe import Recipe
 
     chosen = Recipe.named(recipe)
+    Parts(method or chosen.method)
+    check_output(output)
     use_threads(threads)
     loaded = _load(model, "cpu")
+    check_output(output, predict_file_bytes(predict(loaded, chosen)))
+    source = str(Path(model).resolve()) if Path(model).exists() else loaded.name  # what a reader of the file opens
     report = _quantize(loaded, chosen, method, calibration, seed)
     warn_if_larger(report)
-    size = save(loaded, output, about={"model": loaded.name, "revision": loaded.revision, "method": report.method})
+    size = save(loaded, output, about={"model": source, "revision": loaded.revision, "method": report.method})
     result = {"ok": True, "file": output, "file_bytes": size, "weight_bytes": report.nbytes, "method": report.method,
               "original_bytes": report.original_nbytes, "bits_per_weight": report.bits_per_weight}  # fmt: skip
     answer(result, as_json, f"{report}\nwrote {output}: {size:,} B")

@@ -1,7 +1,7 @@
 """Models from where they lie: a folder of safetensors, a GGUF file, the hub, or the lab's own default model.
 
     load_model()                                     the default model, fetched and converted on first use
-    load_model("folder"), load_model("file.gguf")
+    load_model("folder"), load_model("file.gguf"), load_model("small.safetensors")     the last as labkit quantize wrote it
     load_model("HuggingFaceTB/SmolLM2-360M-Instruct", revision="<commit>")    from the hub, where it is reachable
 
 Each weight is copied once, from the mapped file to its place in the decoder, converted on the way, and unmapped before
@@ -41,6 +41,10 @@ def load_model(
         return load_folder(path, dtype=dtype, device=device)
     if path.suffix == ".gguf":
         return load_gguf(path, dtype=dtype, device=device)
+    if path.suffix == ".safetensors" and path.is_file():
+        from labkit.model.quantized_file import load_quantized
+
+        return load_quantized(path, dtype=dtype, device=device)
     name = str(name_or_path)
     from labkit.assets import registry
 

@@ -19,7 +19,7 @@ from labkit.errors import BadRequest
 from labkit.formats import get_format
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels.packed import PackedWeight, Plain, pack_weight
-from labkit.quant.header import VERSION, check_stored, digest, read_header
+from labkit.quant.header import VERSION, check_output, check_stored, digest, read_header
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.w8a8 import W8A8Weight
 from labkit.quant.walk import QuantizationReport, hold_parameter
@@ -72,12 +72,16 @@ def predict_file_bytes(report: QuantizationReport) -> int:
 
 
 def save(model: nn.Module, path: str | Path, *, about: dict | None = None) -> int:
-    """Write the model and return the bytes written. `about`: what a reader needs to build the skeleton (JSON)."""
+    """Write the model and return the bytes written. `about`: what a reader needs to build the skeleton (JSON).
+
+    The file appears under its name when it is complete; a killed run leaves what the next one overwrites."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = Path(path)
+    check_output(path)
     tensors, layers = contents(model)
-    if not layers:
+    if not any(layer["kind"] != "alias" for layer in layers.values()):
         raise BadRequest("This model has no quantised layer; quantise it first, or save it with safetensors as it is.")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     header = {
@@ -87,8 +91,13 @@ def save(model: nn.Module, path: str | Path, *, about: dict | None = None) -> in
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in header.items()}
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, part, metadata)
-    part.replace(path)
+    try:
+        save_file(tensors, part, metadata)
+        part.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
     return path.stat().st_size
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -92,3 +94,22 @@ def check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, Te
         raise BadRequest(
             f"The header of {path} says that {name} is {format.name} {list(shape)}, but the bytes stored are not; the file lies about itself."
         )
+
+
+def check_output(path: str | Path, nbytes: int = 0) -> None:
+    """Refuse before hours are spent: a place that cannot be written, or a file that is not ours to replace."""
+    path = Path(path)
+    if path.is_dir():
+        raise BadRequest(f"{path} is a folder; give the name of a file to write.")
+    if path.exists():
+        try:
+            read_header(path)
+        except BadRequest:
+            raise BadRequest(
+                f"{path} exists and is not a quantised checkpoint of labkit, so it is not replaced; choose another name."
+            ) from None
+    there = next(folder for folder in path.resolve().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadRequest(f"{there} is not a folder that can be written to; choose another place for {path.name}.")
+    if (free := shutil.disk_usage(there).free) < nbytes:
+        raise BadRequest(f"{path} will take {nbytes:,} B and {there} has {free:,} B left; choose another place.")

@@ -44,7 +44,7 @@ class Method:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(self.name.split("+"))
+        return tuple(str(self.name).split("+"))
 
     @property
     def calibrated(self) -> bool:

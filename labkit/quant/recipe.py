@@ -37,6 +37,10 @@ class Ends:
     count: int = 0
     format: str = "int8_channel"
 
+    def __post_init__(self):
+        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 0:
+            raise BadRequest(f"A count of {self.count!r} first or last layers was given; give a whole number, 0 or more.")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -53,6 +57,11 @@ class Recipe:
     activations: str | None = None
 
     def __post_init__(self):
+        if not isinstance(self.overrides, Mapping):
+            raise BadRequest(
+                f"Recipe {self.name} has overrides {self.overrides!r}; "
+                'give names with their formats, as in {"*.mlp.down": int6_g64_zp}.'
+            )
         for part in (
             self.blocks,
             self.head,
@@ -103,14 +112,15 @@ class Recipe:
 
         try:
             said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise BadRequest(
-                f"The recipe {path} cannot be read ({str(error).splitlines()[0]}); give a YAML file with keys such as blocks: int4_g64_zp."
+                f"The recipe {path} cannot be read ({why}); give a YAML file with keys such as blocks: int4_g64_zp."
             ) from None
         if not isinstance(said, dict):
             raise BadRequest(f"The recipe {path} holds no keys; write lines such as blocks: int4_g64_zp.")
         known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(said) - known):
+        if unknown := sorted(map(str, set(said) - known)):
             raise BadRequest(
                 f"The recipe {path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}."
             )

@@ -8,6 +8,7 @@ rest (norms, biases, routers) by name with the reason why it keeps its precision
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 
 import torch
@@ -56,6 +57,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def survey(model: nn.Module, recipe: Recipe, kernel: str = "auto") -> list[Part]:
     """What quantize_model will do to each parameter, with the bytes it will take."""
+    check_overrides(model, recipe)
     layers = [layer_of(name) for name, _ in model.named_modules()]
     num_layers = 1 + max((i for i in layers if i is not None), default=-1)
     parts, owners, done = [], {}, set()
@@ -118,6 +120,18 @@ def survey(model: nn.Module, recipe: Recipe, kernel: str = "auto") -> list[Part]
             )
         )
     return parts
+
+
+def check_overrides(model: nn.Module, recipe: Recipe) -> None:
+    """Refuse a pattern that reaches nothing: a misspelt name would leave its layer as it was, in silence."""
+    held = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) or is_conv1d(m)]
+    held += [n for n, p in model.named_parameters() if p.ndim == 3]
+    for pattern in recipe.overrides:
+        if not any(fnmatchcase(name, pattern) for name in held):
+            raise BadRequest(
+                f"Recipe {recipe.name} overrides {pattern!r} and no layer of this model is called so; "
+                f"names are as in {', '.join(held[:3])}."
+            )
 
 
 def _kept(name: str, parameter: nn.Parameter, reason: str) -> Part:

@@ -258,3 +258,49 @@ def test_an_unquantised_buffer_or_parameter_is_kept(tmp_path):
     save(net, tmp_path / "m.safetensors")
     x = torch.randn(3, 64)
     assert torch.equal(load(tmp_path / "m.safetensors", Net())(x), net(x))
+
+
+def test_a_write_that_fails_leaves_nothing_and_what_was_there(tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    path = tmp_path / "q.safetensors"
+    save(quantized()[0], path)
+    before = path.read_bytes()
+
+    def full(tensors, part, metadata):
+        part.write_bytes(b"half")
+        raise SafetensorError("no space left")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="q.safetensors could not be written: no space left"):
+        save(quantized()[0], path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["q.safetensors"]
+
+
+def test_a_place_too_small_is_refused_before(tmp_path):
+    from labkit.quant.header import check_output
+
+    check_output(tmp_path / "new" / "q.safetensors", 1000)
+    with pytest.raises(BadRequest, match="choose another place"):
+        check_output(tmp_path / "q.safetensors", 1 << 60)
+
+
+def test_a_quantised_file_is_a_model_again(tmp_path):
+    from labkit.model.load import load_model
+    from labkit.model.quantized_file import load_quantized
+
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                      intermediate_size=128, vocab_size=128)  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "original")
+    model = load_model(tmp_path / "original")
+    quantize_model(model, "int8")
+    save(model, tmp_path / "small.safetensors", about={"model": str(tmp_path / "original")})
+    again = load_model(tmp_path / "small.safetensors")
+    assert torch.equal(again(TOKENS), model(TOKENS)) and "small.safetensors" in again.name
+    save(model, tmp_path / "orphan.safetensors")
+    with pytest.raises(BadRequest, match="does not say which model"):
+        load_quantized(tmp_path / "orphan.safetensors")
+    save(model, tmp_path / "moved.safetensors", about={"model": str(tmp_path / "gone")})
+    with pytest.raises(BadRequest, match="moved.safetensors was made from .*gone"):
+        load_model(tmp_path / "moved.safetensors")

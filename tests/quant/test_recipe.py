@@ -41,12 +41,27 @@ def test_a_yaml_file_comes_back_equal(tmp_path):
         ("blocks: [", "cannot be read"),
         ("{blocks: int4_g64_zp, activations: int8_token}", "set blocks: int8_channel"),
         ("activations: int4_token", "only int8_token"),
+        ("overrides: [a, b]", "overrides \\['a', 'b'\\]"),
+        ("overrides: 5", "overrides 5"),
+        ("first_layers: {count: x}", "count of 'x'"),
+        ("last_layers: {count: -1}", "count of -1"),
+        ("last_layers: {count: 1.5}", "count of 1.5"),
+        ("method: 5", "no method '5'"),
+        ("blocks: null", "no number format"),
+        ("{5: int4_g64_zp, a: b}", "unknown key '5'"),
     ],
 )
 def test_bad_recipes_are_refused_by_name(tmp_path, text, match):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(BadRequest, match=match):
         Recipe.load(tmp_path / "bad.yaml")
+
+
+def test_a_file_of_other_bytes_and_a_missing_one_are_refused(tmp_path):
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe\x00")
+    for name in ("bad.yaml", "none.yaml"):
+        with pytest.raises(BadRequest, match=f"{name} cannot be read"):
+            Recipe.load(tmp_path / name)
 
 
 def test_ends_and_overrides():

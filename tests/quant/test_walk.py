@@ -237,3 +237,14 @@ def test_formats_without_a_kernel_warn_through_the_walk():
         quantize_model(model(), "int3_g64_zp")
     assert sum("no packed kernel" in str(m.message) for m in said) == 1
     assert get_format("int3_g64_zp").bits == 3
+
+
+def test_an_override_that_reaches_nothing_is_refused_before_anything_is_done():
+    from labkit.quant.walk import predict
+
+    one = model()
+    before = {name: p.clone() for name, p in one.named_parameters()}
+    for ask in (predict, quantize_model):
+        with pytest.raises(BadRequest, match="overrides '.*mlp.dwn' and no layer"):
+            ask(one, Recipe("typo", "int4_g32_zp", overrides={"*.mlp.dwn": "int8_channel"}))
+    assert all(p.equal(before[name]) for name, p in one.named_parameters())
