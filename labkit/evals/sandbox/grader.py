@@ -102,10 +102,13 @@ class Child:
             raise GivenUp
         if event == "output":
             raise Ended("failed", "output", f"more than {self.job['limits']['output_mb']} MiB of output")
-        code = self.process.poll()
+        try:
+            code = self.process.wait(0.2)
+        except subprocess.TimeoutExpired:  # it closed its answers and goes on
+            code = None
         if code in (-24, 128 + 24):  # SIGXCPU
             raise Ended("failed", "timeout", "its processor time is used up")
-        raise Ended("failed", "exit", f"its process ended before the tests did (status {code})")
+        raise Ended("failed", "exit", f"it ended before the tests did (status {code})")
 
     def start(self):
         """Whether the child is ready; else the reason."""

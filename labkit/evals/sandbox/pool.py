@@ -143,8 +143,8 @@ def _talk(grader: subprocess.Popen, job: dict, limit_s: float, cancelled: thread
     try:
         grader.stdin.write(json.dumps(job).encode() + b"\n")
         grader.stdin.flush()
-    except OSError:
-        pass  # it has ended; what it said follows
+    except (OSError, ValueError):
+        pass  # it has ended, or is given up; what it said follows
     lines = grader.stdout.read().decode(errors="replace").splitlines()
     grader.wait()
     listener.join(1.0)
