@@ -290,7 +290,8 @@ def test_the_same_as_a_user():
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         pytest.skip("this is a user already")
     as_nobody = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "capture_output": True, "text": True}
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1",
+           "LABKIT_CACHE": "/nonexistent/cache"}  # fmt: skip
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
         try:
             tried = subprocess.run([python, "-c", "import labkit.evals.sandbox"], env=env, check=False, **as_nobody)

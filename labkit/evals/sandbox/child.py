@@ -94,7 +94,10 @@ def main():
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # what the program prints is counted, not read
-    give_away(settings)
+    try:
+        give_away(settings)
+    except Exception as error:  # one line for whoever reads why nothing could run
+        sys.exit(f"{type(error).__name__}: {error}")
     del sys.argv[1:]
 
     def say(answer):
@@ -152,8 +155,12 @@ def give_away(settings):
         os.setgid(settings["uid"])
         os.setuid(settings["uid"])
     os.chdir(settings["scratch"])
-    for name in ("math", "random", "typing"):  # the library can still be read: else "could not run", not "wrong"
-        __import__(name)
+    for name in ("math", "random", "typing"):  # can the library still be read? Else "could not run", not "wrong"
+        try:
+            __import__(name)
+        except ImportError:
+            user = f"another user (as root, code runs as {settings['uid']})" if settings["uid"] else "this user"
+            raise OSError(f"the library of {sys.executable} cannot be read by {user}") from None
 
 
 def _names(error):
