@@ -1,6 +1,6 @@
 """The table of methods: RTN, GPTQ, AWQ, clipping and their sums on one model, over several calibration seeds.
 
-    python -m labkit.evals.quantization_table [RECORDS] [SEEDS] [TOKENS A SLICE]
+    python -m labkit.evals.quantization_table [RECORDS: data/quantization_trials.jsonl] [SEEDS: 3] [TOKENS A SLICE: 1024]
 
 A record a trial (KL in nats a token, slice `all`, interval over passages; the slices in its details), and the ratio to
 rounding is a ratio of records. A seed chooses the calibration text and nothing else; the spread over seeds says which
@@ -15,14 +15,15 @@ import sys
 
 import torch
 
+from labkit.assets import data_path
+from labkit.evals.mixed import mixed_formats
+from labkit.evals.quantization_records import FILE
 from labkit.evals.reading import cut
 from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trial, Trials, parts_by_depth
-from labkit.formats import get_format
 from labkit.measure.record import Record, RecordWriter
 from labkit.model.load import load_model
 from labkit.quant.calibrate import Calibration, collect
-from labkit.quant.recipe import search
 from labkit.texts import calibration_documents, calibration_text
 
 WHAT = "quantization.kl"
@@ -39,8 +40,10 @@ CALIBRATED = (
     ("int4_g64_zp", "awq+clip"),
     ("int3_g64_zp", "awq+gptq+clip"),
 )
+# With the first seed only: a mixed recipe, with and without a method, and what it stands against.
+AT_FIVE = (("mixed", "rtn"), ("mixed", "awq+gptq+clip"), ("int5_g64_zp", "awq+gptq+clip"))
 SEQUENCES, LENGTH = 48, 256
-BUDGET, SEARCHED = 5.0, ("int3_g64_zp", "int4_g64_zp", "int5_g64_zp", "int6_g64_zp", "int8_g64_zp")
+BUDGET, SEEDS = 5.0, (0, 1, 2)
 
 
 def calibration(model, seed: int, sequences: int = SEQUENCES, length: int = LENGTH) -> Calibration:
@@ -62,57 +65,54 @@ def record_of(trial: Trial, model, seed: int | None = None, tokens: int | None =
     )  # fmt: skip
 
 
-def mixed(trials: Trials, budget: float = BUDGET, tokens: int = 64) -> dict[str, str]:
-    """Formats by layer: `budget` bits spent by the loss of each matrix alone in four bits, on calibration text.
-
-    Other bits are not measured one by one: a bit less is four times the loss (the error's square)."""
+def mixed(trials: Trials, budget: float = BUDGET, tokens: int = 128) -> dict[str, str]:
+    """Formats by layer within `budget`: every matrix measured alone on calibration text of another seed."""
     model, pieces = trials.model, []
     for kind in ("code", "prose"):
-        documents = ((one.name, one.text) for one in calibration_documents(kind, seed=1))
-        pieces += cut(documents, kind, model.tokenizer, tokens, tokens)
+        documents = ((one.name, one.text) for one in calibration_documents(kind, seed=SEEDS[0] + 1))
+        pieces += cut(documents, kind, model.tokenizer, tokens, 64)
     loss = PartLoss(model, pieces, parts_by_depth(model, len(model.layers)))
-    alone = {part: loss({part: "int4_g64_zp"}) for part in loss.parts}
-
-    def by_rule(overrides: dict[str, str]) -> float:
-        ((part, format),) = overrides.items()
-        return alone[part] * 4.0 ** (4 - get_format(format).bits)
-
-    return loss.expand(search(loss.shapes(), by_rule, budget, SEARCHED)[0].overrides)
+    return mixed_formats(loss, trials.statistics, budget)
 
 
-def run(path, seeds=(0, 1, 2), limit: int = 1024, name: str = "default", methods=CALIBRATED) -> None:
+def run(path, seeds=SEEDS, limit: int = 1024, name: str = "default", methods=CALIBRATED) -> None:
     """Every trial that the file does not hold yet, rounding first, then seed by seed."""
     model = load_model(name)
     trials = Trials(model, TextTask(model.tokenizer, limit).items())
     with RecordWriter(path) as writer:
 
-        def add(format: str, method: str, seed: int | None, overrides=None, **details) -> None:
-            if writer.done(WHAT, f"{format} {method}, seed {seed}"):
-                return
-            base = "int4_g64_zp" if overrides else format
-            trial = trials.run(base, method, name=f"{format} {method}", overrides=overrides or {})
-            writer.write(record_of(trial, model, seed, **details))
-            print(f"{format} {method}, seed {seed}", flush=True)
+        def missing(format: str, method: str, seed: int | None) -> bool:
+            return not writer.done(WHAT, f"{format} {method}, seed {seed}")
 
-        if not writer.done(WHAT, "mixed rtn, seed None"):
-            overrides = mixed(trials)
-            add("mixed", "rtn", None, overrides, formats=overrides)
+        def add(format: str, method: str, seed: int | None, overrides=None, **details) -> None:
+            if missing(format, method, seed):
+                base = "int4_g64_zp" if overrides else format
+                trial = trials.run(base, method, name=f"{format} {method}", overrides=overrides or {})
+                writer.write(record_of(trial, model, seed, **details))
+                print(f"{format} {method}, seed {seed}", flush=True)
+
         for format in ROUNDED:
             add(format, "rtn", None)
         for seed in seeds:
-            if all(writer.done(WHAT, f"{format} {method}, seed {seed}") for format, method in methods):
+            wanted = methods + (AT_FIVE if seed == seeds[0] else ())
+            if not any(missing(format, method, seed) for format, method in wanted):
                 continue
             text = calibration(model, seed)
             names = [n for n, m in model.layers.named_modules(prefix="layers") if isinstance(m, torch.nn.Linear)]
             trials.statistics = collect(model, names, text, lambda m, tokens, counts: m.hidden_states(tokens))
             for format, method in methods:
                 add(format, method, seed, tokens=text.tokens)
+            if any(missing(format, method, seed) for format, method in wanted):
+                formats = mixed(trials)
+                for format, method in AT_FIVE:
+                    chosen = formats if format == "mixed" else None
+                    add(format, method, seed, chosen, tokens=text.tokens, formats=chosen)
 
 
 if __name__ == "__main__":
     given = sys.argv[1:]
     run(
-        given[0] if given else "quantization_trials.jsonl",
+        given[0] if given else data_path(FILE),
         range(int(given[1]) if len(given) > 1 else 3),
         int(given[2]) if len(given) > 2 else 1024,
     )

@@ -3,10 +3,13 @@
 import pytest
 
 from labkit.evals import quantization_table as tables
+from labkit.evals.mixed import by_output_error
+from labkit.evals.quantization_records import recorded, rows
 from labkit.evals.reading import Passage
+from labkit.evals.trial import PartLoss
 from labkit.measure.record import read_records
 from labkit.model.tiny import tiny_model
-from labkit.quant import Calibration
+from labkit.quant import Calibration, collect
 
 
 def passages(slices=("code", "prose")):
@@ -30,8 +33,47 @@ def test_every_trial_is_recorded_once_with_its_bits_and_its_seed(tiny, tmp_path)
     tables.run(path, (0, 1), 64, methods=methods)
     records = list(read_records(path))
     tables.run(path, (0, 1), 64, methods=methods)
-    assert len(records) == len(list(read_records(path))) == 3 + 2 * 2
+    assert len(records) == len(list(read_records(path))) == 2 + 2 * 2 + len(tables.AT_FIVE)
     assert {r.seed for r in records} == {None, 0, 1} and all(r.value >= 0 and r.n == 4 * 26 for r in records)
-    found = {r.details["format"]: r for r in records}
-    assert found["mixed"].details["bits"] <= tables.BUDGET
-    assert set(found["mixed"].details["slices"]) == {"code", "prose"}
+    mixed = [r for r in records if r.details["format"] == "mixed"]
+    assert [r.details["method"] for r in mixed] == ["rtn", "awq+gptq+clip"]
+    for record in mixed:
+        assert record.details["bits"] <= tables.BUDGET and set(record.details["slices"]) == {"code", "prose"}
+        assert len(record.details["formats"]) == 4 * tiny.config.num_layers
+
+
+def test_rows_sum_up_over_seeds_and_compare_with_rounding(tiny, tmp_path):
+    path = tmp_path / "trials.jsonl"
+    tables.run(path, (0, 1), 64, methods=(("int4_g64_zp", "gptq"),))
+    records = list(read_records(path))
+    found = {(row.format, row.method): row for row in rows(records)}
+    rounded, gptq = found["int4_g64_zp", "rtn"], found["int4_g64_zp", "gptq"]
+    assert (rounded.seeds, gptq.seeds, rounded.of_rounding) == (1, 2, {})
+    mine = [r.details["slices"]["code"]["kl"][0] for r in records if r.details["method"] == "gptq"]
+    assert gptq.kl["code"] == (sum(mine) / 2, min(mine), max(mine))
+    assert gptq.of_rounding["code"][1] == pytest.approx(min(mine) / rounded.kl["code"][0])
+    assert [row.bits for row in rows(records)] == sorted((row.bits for row in rows(records)), reverse=True)
+
+
+def test_without_a_file_there_are_no_rows(monkeypatch, tmp_path):
+    import labkit.assets
+
+    assert rows(recorded()), "the project's own records"
+    monkeypatch.setattr(labkit.assets, "data_path", lambda name: tmp_path / name)
+    assert rows(recorded()) == []
+
+
+def test_output_errors_estimate_what_measuring_every_format_would_say():
+    """One measured format and H give the losses of the others within a factor of two, on a tiny random model."""
+    model = tiny_model(hidden_size=64, intermediate_size=128)
+    text = Calibration([[(7 * i + j) % 60 + 1 for j in range(40)] for i in range(8)])
+    parts = {"down": ("layers.0.mlp.down",), "gate_up": ("layers.1.mlp.gate_up",)}
+    names = [name for held in parts.values() for name in held]
+    statistics = collect(model, names, text, lambda m, tokens, counts: m.hidden_states(tokens))
+    loss = PartLoss(model, [Passage("a", "code", tuple(text.sequences[0]), 60)], parts)
+    estimate = by_output_error(loss, statistics)
+    for part in parts:
+        assert estimate({part: "int4_g64_zp"}) == pytest.approx(loss({part: "int4_g64_zp"}))
+        for format in ("int4_g32_zp", "int5_g64_zp", "int6_g64_zp"):
+            assert 0.5 < estimate({part: format}) / loss({part: format}) < 2
+        assert estimate({part: "int6_g64_zp"}) < estimate({part: "int5_g64_zp"}) < estimate({part: "int4_g64_zp"})

@@ -1,0 +1,62 @@
+"""The recorded table of methods (`labkit.evals.quantization_table`), read and summed up over calibration seeds.
+
+The spread over seeds is least and greatest: of three numbers that is all there is to say. A ratio to rounding is taken
+seed by seed on the same passages. Without a file there are no rows; who shows them says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.measure.record import Record, read_records
+
+FILE = "quantization_trials.jsonl"
+SLICES = ("code", "prose")
+Spread = tuple[float, float, float]  # middle, low, high
+
+
+@dataclass(frozen=True)
+class Row:
+    """`kl` and `of_rounding` by slice; of one trial the interval over passages, of several the range over seeds."""
+
+    format: str
+    method: str
+    bits: float
+    seeds: int
+    kl: dict[str, Spread]
+    of_rounding: dict[str, Spread]  # empty for what is rounded, and where the format has no rounded trial
+
+
+def recorded() -> list[Record]:
+    """The records that come with the project; none where the file is missing."""
+    from labkit.assets import data_path
+
+    path = Path(data_path(FILE))
+    return [r for r in read_records(path) if r.what == "quantization.kl"] if path.is_file() else []
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """One row a format and method, from the most bits down, within a format from the largest loss down."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.details["format"], record.details["method"]), []).append(record)
+    found = []
+    for (format, method), trials in groups.items():
+        kls = {s: [r.details["slices"][s]["kl"] for r in trials] for s in SLICES}
+        base = groups.get((format, "rtn")) if method != "rtn" else None
+        ratios = {s: [kl[0] / base[0].details["slices"][s]["kl"][0] for kl in kls[s]] for s in SLICES} if base else {}
+        found.append(
+            Row(
+                format, method, trials[0].details["bits"], len(trials),
+                {s: tuple(kls[s][0]) if len(trials) == 1 else spread([kl[0] for kl in kls[s]]) for s in SLICES},
+                {s: spread(values) for s, values in ratios.items()},
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda row: (-row.bits, row.format, -sum(kl[0] for kl in row.kl.values())))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean, least, greatest."""
+    return sum(values) / len(values), min(values), max(values)
