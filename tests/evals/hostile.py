@@ -78,7 +78,7 @@ PROGRAMS = {
     "kills its parent": ("exit timeout assertion exception", "import os\ndef f(x):\n    os.kill(os.getppid(), 9)"),
     "kills everybody": ("exit timeout assertion exception", "import os\ndef f(x):\n    os.kill(-1, 9)"),
     "leaves a grandchild behind": ("assertion exception", "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            os.execv('/bin/sleep', ['sleep', '{sleep}'])\n        os._exit(0)\n    time.sleep(0.3)"),
-    "a grandchild holds the pipes": ("exit", "import os\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/bin/sleep', ['sleep', '{sleep}'])\nos._exit(0)"),
+    "a grandchild holds the pipes": ("exit exception", "import os\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/bin/sleep', ['sleep', '{sleep}'])\nos._exit(0)"),
     "wants to be root": ("exception", "import os\ndef f(x):\n    os.setuid(0)\n    return 10"),
     "lifts its limits": ("exception", "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return 10"),
     "asks for new walls": ("assertion exception", "import ctypes\ndef f(x):\n    return ctypes.CDLL(None).mount(b'none', b'/usr', b'tmpfs', 0, None)"),
