@@ -41,10 +41,9 @@ def quantize(
     from labkit.quant.recipe import Recipe
 
     chosen = Recipe.named(recipe)
-    Parts(method or chosen.method)
     check_output(output)
     use_threads(threads)
-    loaded = _load(model, "cpu")
+    loaded = _load(model, "cpu", reads_text=Parts(method or chosen.method).calibrated)
     check_output(output, predict_file_bytes(predict(loaded, chosen)))
     source = str(Path(model).resolve()) if Path(model).exists() else loaded.name  # what a reader of the file opens
     report = _quantize(loaded, chosen, method, calibration, seed)
@@ -128,13 +127,16 @@ def _number(row: dict) -> str:
     return f"{row['value']:.4f}{between}"
 
 
-def _load(model: str, device: str):
+def _load(model: str, device: str, reads_text: bool = True):
     """In float32: what is measured is the weights' change, not that of the arithmetic."""
     import torch
 
     from labkit.model.load import load_model
 
-    return load_model(model, dtype=torch.float32, device=device)
+    loaded = load_model(model, dtype=torch.float32, device=device)
+    if loaded.tokenizer is None and reads_text:
+        raise BadRequest(f"model {model!r} has no tokenizer, so it cannot read a text; give a folder that has one")
+    return loaded
 
 
 def _quantize(model, recipe, method: str | None, sequences: int, seed: int):

@@ -40,6 +40,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+INT8_STEP = 16  # codes that the operator reads at once
+
+
 class Plain(PackedWeight):
     """Any format: dequantise on each call and multiply. float32 in, float32 weights; bf16 and fp16 formats as they are."""
 
@@ -66,13 +69,18 @@ class Plain(PackedWeight):
 
 
 class Int8Pack(PackedWeight):
-    """Codes int8 [N, K] and one bfloat16 scale a row: the format's own bytes, nothing rearranged."""
+    """Codes int8 [N, K] and one bfloat16 scale a row: the format's own bytes, nothing rearranged.
+
+    The CPU operator reads 16 codes at a time from addresses that are multiples of 16 and checks neither: other row
+    lengths give wrong numbers or end the process (`fast_path` refuses them), and tensors mapped from a file lie anywhere.
+    """
 
     few = 20  # measured: unpacking costs as much as 20 rows
 
     def __init__(self, held: QuantizedTensor):
         super().__init__(held.shape, held.format)
-        self.register_buffer("codes", held.codes.view(torch.int8))
+        codes = held.codes.view(torch.int8)
+        self.register_buffer("codes", codes if codes.data_ptr() % INT8_STEP == 0 else codes.clone())
         self.register_buffer("scale", held.scale.view(-1))
 
     def few_rows(self, flat: Tensor) -> Tensor:
@@ -95,6 +103,7 @@ def fast_path(
     cuda = torch.device(device).type == "cuda"
     if (
         format.name == "int8_channel"
+        and shape[-1] % INT8_STEP == 0
         and hasattr(torch.ops.aten, "_weight_int8pack_mm")
         and (not cuda or has_cuda_int8())
     ):
@@ -134,7 +143,8 @@ def say_no_fast_path(name: str, device: str) -> None:
     """Once a format and device in a process."""
     warnings.warn(
         f"{name} has no packed kernel for its shapes on this {device}: weights are small in memory but unpacked on every "
-        "call, slower than float32. int8_channel and int4 groups of 32, 64, 128 or 256 have one.",
+        "call, slower than float32. int8_channel with rows of a multiple of 16 weights and int4 groups of 32, 64, 128 or "
+        "256 have one.",
         stacklevel=3,
     )
 

@@ -17,7 +17,7 @@ from torch import nn
 from labkit.errors import BadRequest
 from labkit.formats import get_format
 from labkit.formats.tensor import finite
-from labkit.kernels.packed import resident_nbytes
+from labkit.kernels.packed import PackedWeight, resident_nbytes
 from labkit.quant.recipe import Recipe, layer_of
 
 HEADS = ("head", "lm_head", "output", "embed_out", "output_projection")
@@ -170,7 +170,13 @@ def share(parts: list[Part]) -> float:
 
 
 def check_survey(model: nn.Module, parts: list[Part], least_share: float) -> None:
-    """Refuse before hours are spent: unreached parameters, NaN weights."""
+    """Refuse before hours are spent: layers quantised before, unreached parameters, NaN weights."""
+    for name, module in model.named_modules():
+        if isinstance(module, PackedWeight):
+            raise BadRequest(
+                f"{name.removesuffix('.weight')} is quantised already ({module.format}); "
+                "quantise the model that it was made from."
+            )
     reached = share(parts)
     if reached < least_share:
         worst = sorted(missed(parts) or [p for p in parts if p.kind == "kept"], key=lambda p: -p.elements)[:3]

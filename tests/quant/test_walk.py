@@ -248,3 +248,10 @@ def test_an_override_that_reaches_nothing_is_refused_before_anything_is_done():
         with pytest.raises(BadRequest, match="overrides '.*mlp.dwn' and no layer"):
             ask(one, Recipe("typo", "int4_g32_zp", overrides={"*.mlp.dwn": "int8_channel"}))
     assert all(p.equal(before[name]) for name, p in one.named_parameters())
+
+
+def test_a_model_that_is_quantised_already_is_refused_by_name():
+    one = model()
+    quantize_model(one, "int8")
+    with pytest.raises(BadRequest, match="embed_tokens is quantised already .int8_channel."):
+        quantize_model(one, "int4")
