@@ -20,7 +20,7 @@ import torch
 from labkit.cache import ContiguousCache
 from labkit.cache.in_dtype import in_dtype
 from labkit.errors import BadRequest
-from labkit.generate import generate
+from labkit.generate import Completion, generate
 
 PIECE = 128  # tokens of an answer whose distributions over the vocabulary are held at once
 
@@ -95,14 +95,14 @@ class Reader:
     def __init__(self, model, make_cache: Callable | None = None, chunk: int | None = None):
         self.model, self.make_cache, self.chunk = model, make_cache, chunk
         self._cache, self._header = None, ()  # one row that holds the header read last
-        self._last = None
+        self._read: tuple[int, ...] = ()  # what that row was read up to
 
     @torch.inference_mode()
     def log_likelihoods(self, parts: Split, header: int = 0) -> list[Likelihood]:
         """Of every tail. The first `header` tokens of the context are kept for the next prompt that begins with them."""
         parts = fit(parts, self.model.config.context, self.model.config.bos_id)
         cache, first = self.read(parts.context, 0 if parts.trimmed else header, max(map(len, parts.tails)))
-        self._last = cache
+        self._read = parts.context
         rows = [[float(first[tail[0]])] for tail in parts.tails]
         greedy = [int(first.argmax()) == tail[0] for tail in parts.tails]
         going = [i for i, tail in enumerate(parts.tails) if len(tail) > 1]
@@ -125,12 +125,19 @@ class Reader:
             raise NotScorable("The model's log-probabilities hold NaN or infinity.")
         return [Likelihood(math.fsum(row), len(row), row[0], hit) for row, hit in zip(rows, greedy)]
 
-    def greedy(self, parts: Split, max_new_tokens: int) -> str:
-        """What greedy decoding writes behind a context that `log_likelihoods` has just read."""
-        cache = self._last
-        cache.select([0])
-        cache.rewind(len(parts.context))
-        return generate(self.model, list(parts.context), max_new_tokens=max_new_tokens, cache=cache).text
+    def write(self, prompt: str | Sequence[int], max_new_tokens: int) -> Completion:
+        """What greedy decoding writes behind a prompt; what `log_likelihoods` has just read of it is not read again."""
+        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        config = self.model.config
+        ids = list(fit(Split(tuple(ids), ((0,) * max_new_tokens,)), config.context, config.bos_id).context)
+        cache = self.make_cache or "contiguous"
+        if self.make_cache is None and self._read and self._read == tuple(ids[: len(self._read)]):
+            cache = self._cache
+            cache.select([0])
+            cache.rewind(len(self._read))
+        done = generate(self.model, ids, max_new_tokens=max_new_tokens, cache=cache, prefill_chunk=self.chunk)
+        self._read = ()
+        return done
 
     def read(self, context: Sequence[int], header: int = 0, room: int = 1):
         """(a cache of one row that holds the context, log-probabilities [V] of what follows it)."""

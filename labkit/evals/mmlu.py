@@ -106,7 +106,7 @@ class MMLU:
                 chosen = self._judge(metrics, way, nats, nats, right, item)
                 details[way] = LETTERS[chosen]
             if "generated" in self.scoring:
-                written = reader.greedy(parts, NEW_TOKENS)
+                written = reader.write(parts.context, NEW_TOKENS).text
                 letter = generated_letter(written)
                 metrics["generated_right"] = (float(letter == item.answer), 1.0)
                 metrics["generated_answered"] = (float(letter is not None), 1.0)
