@@ -33,6 +33,8 @@ def load(model, recipe: str, device="cpu", kernels: str = "torch"):
     "auto" is native where it works, else torch. float32 and float16 are always PyTorch's."""
     if kernels not in KERNELS:
         raise BadRequest(f"There are no kernels {kernels!r}; choose one of {', '.join(KERNELS)}.")
+    if str(model).endswith(".safetensors"):
+        raise BadRequest(f"{model} is quantised already and cannot be put into {recipe}; give the model it was made from.")
     name = get_recipe(recipe).name
     own = kernels != "torch" and name not in ("fp32", "fp16") and str(device) == "cpu"
     loaded = load_model(model, dtype=torch.float32 if own else DTYPES.get(name, torch.float32), device=device)

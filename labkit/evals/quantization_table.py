@@ -94,7 +94,7 @@ def run(path, seeds=SEEDS, limit: int = 1024, name: str = "default", methods=CAL
         for format in ROUNDED:
             add(format, "rtn", None)
         for seed in seeds:
-            wanted = methods + (AT_FIVE if seed == seeds[0] else ())
+            wanted = (*methods, *(AT_FIVE if seed == seeds[0] else ()))
             if not any(missing(format, method, seed) for format, method in wanted):
                 continue
             text = calibration(model, seed)

@@ -163,3 +163,10 @@ def test_a_peer_whose_outer_package_is_missing_is_refused_too(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", none)
     with pytest.raises(BadRequest, match="quanto-int8.*not installed"):
         peers.check(["quanto-int8"])
+
+
+def test_a_quantised_file_is_not_benched_under_another_recipes_name():
+    from labkit.bench.arms import load
+
+    with pytest.raises(BadRequest, match="small.safetensors is quantised already.*fp32"):
+        load("small.safetensors", "fp32")
