@@ -21,22 +21,28 @@ class Passage:
     slice: str
     tokens: tuple[int, ...]
     nbytes: int  # of the scored tokens' text
+    first: int = 1  # the first token that is scored; those before it are context
 
 
-def cut(documents, slice: str, tokenizer, limit: int | None, length: int) -> list[Passage]:
-    """Passages of at most `length` tokens until `limit` tokens are held."""
+def cut(documents, slice: str, tokenizer, limit: int | None, length: int, overlap: int = 0) -> list[Passage]:
+    """Passages of at most `length` tokens until `limit` tokens are held.
+
+    `overlap` 0: each begins anew, and its first token is context. Else a window slides: every later passage begins with the
+    last `overlap` tokens of the one before as context, and every token but a document's first is scored exactly once."""
+    if not 0 <= overlap < length:
+        raise BadRequest(f"Windows of {length} tokens cannot overlap by {overlap}; give 0 to {length - 1}.")
     passages, held = [], 0
     for name, text in documents:
         ids = tokenizer.encode(text)
-        for start in range(0, len(ids), length):
-            piece = ids[start : start + length]
+        for start in range(0, len(ids), length - overlap):
+            piece, first = ids[start : start + length], overlap if start and overlap else 1
             if limit is not None:
-                piece = piece[: limit - held]
-            if len(piece) < 2:
+                piece = piece[: limit - held + first * (first > 1)]
+            if len(piece) <= first:
                 continue
-            scored = len(tokenizer.decode(piece).encode()) - len(tokenizer.decode(piece[:1]).encode())
-            passages.append(Passage(f"{name}:{start}", slice, tuple(piece), scored))
-            held += len(piece)
+            scored = len(tokenizer.decode(piece).encode()) - len(tokenizer.decode(piece[:first]).encode())
+            passages.append(Passage(f"{name}:{start}", slice, tuple(piece), scored, first))
+            held += len(piece) - first * (first > 1)
         if limit is not None and held >= limit - 1:
             break
     return passages

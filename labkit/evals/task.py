@@ -25,7 +25,7 @@ from labkit.measure.record import Record, RecordWriter, read_records
 
 # name -> module with a function `make(model, limit=None, **options) -> Task`
 TASKS = {
-    "text": "labkit.evals.text",
+    "text": "labkit.evals.text_task",
     "humaneval": "labkit.evals.humaneval",
     "mmlu": "labkit.evals.mmlu",
     "structured": "labkit.evals.structured",
@@ -54,6 +54,7 @@ class ItemScore:
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     error: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1  # what it counts for in a report: 1, or a passage's scored tokens
 
     def value(self, metric: str) -> float | None:
         """above / below; None where this item has no such metric."""
@@ -122,7 +123,7 @@ def as_record(task: Task, score: ItemScore, settings: Mapping[str, Any]) -> Reco
     """An item as a line of a result file; its value is the primary metric's."""
     primary = task.metrics[0]
     return Record(
-        f"eval.{task.name}", score.value(primary.name), primary.unit, model=settings.get("model"),
+        f"eval.{task.name}", score.value(primary.name), primary.unit, n=score.n, model=settings.get("model"),
         revision=settings.get("revision"), item=score.item, notes=score.error,
         details={"metric": primary.name, "slice": score.slice, "settings": dict(settings),
                  "metrics": {name: list(pair) for name, pair in score.metrics.items()}, "item": dict(score.details)},
@@ -141,7 +142,7 @@ def read_scores(path: str | Path, task: str, settings: Mapping[str, Any] | None 
                 raise BadRequest(f"{Path(path).name} holds {task} with {key} {about['settings'].get(key)!r}, and this run "
                                  f"has {settings[key]!r}; write to another file.")  # fmt: skip
             pairs = {name: tuple(pair) for name, pair in about["metrics"].items()}
-            found.append(ItemScore(record.item, about["slice"], pairs, record.notes, about["item"]))
+            found.append(ItemScore(record.item, about["slice"], pairs, record.notes, about["item"], record.n))
     return found
 
 

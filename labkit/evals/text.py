@@ -82,8 +82,12 @@ def score(model: nn.Module, passage: Passage, reference: Callable | None = None,
     states, head = (read or plain_read)(model, tokens)
     if isinstance(reference, nn.Module):
         reference = Remembered(reference, [passage])
-    p_states, p_head = reference(passage) if reference is not None else (None, None)
-    targets = tokens[0, 1:]
+    stored = hasattr(reference, "compare")  # a part of each distribution, compared in its own way
+    p_states, p_head = reference(passage) if reference is not None and not stored else (None, None)
+    if p_states is not None:
+        p_states = p_states[passage.first - 1 :]
+    targets = tokens[0, passage.first :]
+    states = states[passage.first - 1 :]
     nll, kl, top1 = 0.0, 0.0, 0
     for start in range(0, len(targets), CHUNK):
         stop = min(start + CHUNK, len(targets))
@@ -97,11 +101,14 @@ def score(model: nn.Module, passage: Passage, reference: Callable | None = None,
                 )
             top1 += int((p.argmax(-1) == q.argmax(-1)).sum())
             kl += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+        elif stored:
+            below, agreed = reference.compare(passage, start, q)
+            kl, top1 = kl + below, top1 + agreed
     if not math.isfinite(nll) or not math.isfinite(kl):
         raise BadRequest(
             f"The model's distribution on passage {passage.id} holds NaN or infinity; it cannot be scored."
         )
-    with_reference = p_states is not None
+    with_reference = reference is not None
     return PassageScore(
         passage.id,
         passage.slice,

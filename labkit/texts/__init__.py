@@ -64,7 +64,8 @@ def evaluation_documents(kind: str = "code") -> list[Document]:
     """A slice for evaluation, always in the same order.
 
     "code" is HumanEval's prompts with their solutions, "reasoning" MMLU's questions with their rationales,
-    "library" and "prose" the held-out part of the library: its code, its topics and docstrings.
+    "library" and "prose" the held-out part of the library: its code, its topics and docstrings. A language ("de" ...) is
+    MMLU's questions and answers in it.
     """
     if kind == "code":
         return [Document(problem.task_id, problem.prompt + problem.canonical_solution) for problem in humaneval()]
@@ -74,7 +75,10 @@ def evaluation_documents(kind: str = "code") -> list[Document]:
         source = "code" if kind == "library" else "prose"
         texts = (document(source, name) for name in names(source, "evaluation"))
         return [one for one in texts if one.text.strip()]
-    raise BadRequest(f"There is no evaluation text {kind!r}; choose from {', '.join(EVALUATION_SLICES)}.")
+    if kind in LANGUAGES and kind != "en":
+        return [Document(item.id, "\n".join([item.question, *item.choices]) + "\n") for item in mmlu(kind)]
+    allowed = ", ".join([*EVALUATION_SLICES, *LANGUAGES[1:]])
+    raise BadRequest(f"There is no evaluation text {kind!r}; choose from {allowed}.")
 
 
 def evaluation_text(kind: str = "code", characters: int | None = None) -> str:
