@@ -17,6 +17,7 @@ from torch import Tensor
 
 from labkit.cache.contract import KVCache
 from labkit.cache.step import Step, attend_dense
+from labkit.measure import pages
 from labkit.plan.memory import KVShape, LayerKV
 
 FIRST_SLOTS = 256
@@ -64,7 +65,7 @@ class ContiguousCache(KVCache):
         return attend_dense(self.step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks)
 
     def nbytes(self) -> int:
-        return sum(t.untyped_storage().nbytes() for t in (*self.keys, *self.values) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
 
     def nbytes_used(self) -> int:
         own = (layer for i, layer in enumerate(self.shape.layers) if self._home[i] == i)
@@ -80,17 +81,21 @@ class ContiguousCache(KVCache):
 
     def _allocate(self, slots: int) -> None:
         # Zeros, because a masked slot still takes part with weight 0, and 0 * NaN is NaN. Ordinary tensors even
-        # under inference mode, so that a cache filled there can be used outside of it.
+        # under inference mode, so that a cache filled there can be used outside of it. On a CPU all layers lie in one
+        # piece, which may be on huge pages; a device grows layer by layer, and so holds only one of them twice.
+        own = [(i, *stored(layer)) for i, layer in enumerate(self.shape.layers) if self._home[i] == i]
+        numbers = [self.batch * heads * slots * width for _, heads, width, sides in own for _ in range(sides)]
         with torch.inference_mode(False), torch.no_grad():
-            for i, layer in enumerate(self.shape.layers):
-                if self._home[i] == i:
-                    heads, width, sides = stored(layer)
-                    size = (self.batch, heads, slots, width)
-                    for side in (self.keys, self.values)[:sides]:
-                        grown = torch.zeros(size, dtype=self.dtype, device=self.device)
-                        if side[i] is not None:
-                            grown[:, :, : self.length] = side[i][:, :, : self.length]
-                        side[i] = grown
+            if self.device.type == "cpu":
+                pieces = iter(pages.zeros(sum(numbers), self.dtype).split(numbers))
+            else:
+                pieces = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in numbers)
+            for i, heads, width, sides in own:
+                for side in (self.keys, self.values)[:sides]:
+                    grown = next(pieces).view(self.batch, heads, slots, width)
+                    if side[i] is not None:
+                        grown[:, :, : self.length] = side[i][:, :, : self.length]
+                    side[i] = grown
         self.slots = slots
 
     def _select(self, rows: tuple[int, ...]) -> None:

@@ -55,7 +55,7 @@ class QuantizedCache(KVCache):
         self.packed: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> tensors of keys, of values
         self.tails: dict[int, tuple[Tensor, Tensor]] = {}
         self._moves: list[Move] = []
-        self._missing: set[int] = set()  # layers whose tokens of this pass have not come yet
+        self.missing: set[int] = set()  # layers whose tokens of this pass have not come yet
         self._seen: dict = {}
         self._buffer = Buffer()
         most = None if capacity is None else self.format.packed_tokens(capacity)
@@ -75,7 +75,7 @@ class QuantizedCache(KVCache):
         for row, move in enumerate(self._moves[:1] if same else self._moves):
             rows = slice(None) if same else slice(row, row + 1)
             self._store(layer, rows, move, keys[rows, :, : move.count], values[rows, :, : move.count])
-        self._missing.discard(layer)
+        self.missing.discard(layer)
 
     def _store(self, layer: int, rows: slice, move: Move, *new: Tensor) -> None:
         oldest = []
@@ -167,7 +167,7 @@ class QuantizedCache(KVCache):
             self._allocate(slots)
         for bulk, move in zip(self.bulks, self._moves):
             bulk.slots += move.pack
-        self._missing, self._seen = set(self._own), {}
+        self.missing, self._seen = set(self._own), {}
 
     def _allocate(self, slots: int) -> None:
         """Layer by layer, so that growing holds one layer twice and not the whole cache."""
@@ -189,7 +189,7 @@ class QuantizedCache(KVCache):
 
     def _complete(self) -> None:
         """A pass that broke off has moved tokens in some layers only: zeros finish it, and are forgotten with it."""
-        for i in sorted(self._missing):
+        for i in sorted(self.missing):
             layer = self.shape.layers[i]
             nothing = torch.zeros(self.batch, layer.num_kv_heads, self.step.num_tokens, layer.head_dim,
                                   dtype=self.dtype, device=self.device)  # fmt: skip

@@ -14,6 +14,7 @@
 // eight primitives for other instruction sets. Letters as in labkit.model: N tokens, E, H, K, D, I, V; g counts 32s.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -39,11 +40,14 @@ template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {  // weig
 }
 #ifdef __AVX512BF16__
 #define BF16_DOTS  // two columns at once, in exchange for activations rounded to bfloat16
-INLINE vf dot2(vf sums, vb weights, int32_t two) {
-    return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(two));
-}
+INLINE vf dot2(vf sums, vb a, vb b) { return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
+INLINE vf dot2(vf sums, vb weights, int32_t two) { return dot2(sums, weights, _mm512_set1_epi32(two)); }
 #endif
 INLINE vf half(const uint8_t* p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE vf halves(const uint16_t* p) {  // W bfloat16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
+INLINE vf codes(const uint8_t* p) { return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 INLINE vf tofloat(vi x) { return (vf)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE vf maximum(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }

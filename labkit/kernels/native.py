@@ -32,7 +32,7 @@ from pathlib import Path
 
 from labkit.errors import BadRequest
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "native_forward.cpp", "native_other.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "native_attention.cpp", "native_forward.cpp", "native_other.cpp"))
 # -ffp-contract=off: a product and a sum are fused where the source says so, never where a compiler finds it convenient
 # in one copy of a function and not in another; results then do not depend on the size of the batch.
 FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -w"

@@ -1,8 +1,4 @@
-// The second half of native.cpp: attention over a contiguous cache, the stack of layers, and what Python calls.
-//
-// Attention takes 128 keys at a time and keeps, per query head, the largest score m, the sum of exponentials l and the
-// weighted sum of values; two such parts are merged by rescaling to the larger m (Milakov and Gimelshein 2018;
-// "flash-decoding", Dao et al. 2023). Parts end at multiples of 128 whatever the batch, so results do not depend on it.
+// The second part of native.cpp: norms, the stack of layers, and what Python calls.
 struct Layer {
     Matrix qkv, o, gate_up, down;
     const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // the last two or null
@@ -19,108 +15,15 @@ struct Step {
     const int32_t *row, *position;     // of each token; a row's tokens in order
     const int32_t *logits_at, *window; // where each token's logits go (-1: nowhere); per layer, 0: none
     void **keys, **values;             // per layer [rows, K, slots, D]
+    uint16_t** scales;                 // per layer, of an INT8 cache: those of keys, their minima, those of values, their minima
     float *logits, *hidden;            // [.., V]; [N, E] after the final norm, or null
-    int32_t N, slots, bf16, threads;
+    double* spent;                     // seconds by phase are added here, or null
+    int32_t N, slots, kv, rounded, threads;  // `kv`: a Numbers; `rounded`: keys and values pass through bfloat16 first
 };
+enum Phase { EMBED, NORMS, PRODUCTS, ROTARY, KV, HEAD, PHASES };
 constexpr int MOST_THREADS = 256;
-constexpr int CHUNK = 128, TOKENS = 256;  // keys an attention part; tokens a pass, so that activations stay in cache
-
-// ---- Attention of Q <= 3 query heads of one KV head over `count` <= 128 neighbouring keys, merged into one part a head:
-// [m, l, 14 unused, sum of values]. A key is read and widened once for all Q. D = 32 C; C = 0: any other, in plain loops.
-constexpr int HEADS = 3, WIDE = 512;  // query heads at once, the largest D
-static void merge(float* into, float m, float l, const float* values, int D) {
-    float top = std::max(into[0], m), a = std::exp(into[0] - top), b = std::exp(m - top);
-    into[0] = top, into[1] = into[1] * a + l * b;
-    for (int d = 0; d < D; d++) into[16 + d] = into[16 + d] * a + values[d] * b;
-}
-INLINE float number(float x) { return x; }
-INLINE float number(uint16_t x) {
-    uint32_t u = (uint32_t)x << 16;
-    return load<float>(&u);
-}
-// q [Q][WIDE] is scaled, and for bfloat16 in the order of `load2` (see `place`); parts lie `stride` floats apart.
-template <class KV, int C, int Q>
-static void attend(const float* q, const KV* keys, const KV* values, int count, int D, float* part, size_t stride) {
-    alignas(64) float p[Q][CHUNK + 16], out[Q][WIDE] = {};
-    constexpr int R = C * 32 / W, AHEAD = 4096 / sizeof(KV);  // registers a head; numbers fetched ahead
-    if constexpr (C > 0)
-        for (int j = 0; j < count; j += W) {
-            const Many<Q> scores = dots<W, Q>([&](int n) __attribute__((always_inline)) {
-                const KV* key = keys + (size_t)std::min(j + n, count - 1) * 32 * C;
-                Many<Q> sums = {};
-                EACH2(r, R) {
-                    vf a, b;
-                    load2(key + r * W, a, b);
-                    __builtin_prefetch(key + r * W + AHEAD, 0, 2);
-                    EACH(g, Q) {
-                        sums.of[g] = fma(a, load<vf>(q + g * WIDE + r * W), sums.of[g]);
-                        sums.of[g] = fma(b, load<vf>(q + g * WIDE + r * W + W), sums.of[g]);
-                    }
-                }
-                return sums;
-            });
-            EACH(g, Q) store(p[g] + j, scores.of[g]);
-        }
-    else
-        for (int g = 0; g < Q; g++)
-            for (int j = 0; j < count; j++) {
-                p[g][j] = 0;
-                for (int d = 0; d < D; d++) p[g][j] += q[g * WIDE + d] * number(keys[(size_t)j * D + d]);
-            }
-    float m[Q], l[Q];
-    for (int g = 0; g < Q; g++) {
-        for (int j = count; j % W; j++) p[g][j] = -INFINITY;
-        vf top = load<vf>(p[g]), total = {};
-        for (int j = W; j < count; j += W) top = maximum(top, load<vf>(p[g] + j));
-        m[g] = largest(top);
-        for (int j = 0; j < count; j += W) store(p[g] + j, exponential(load<vf>(p[g] + j) - m[g]));
-        for (int j = count; j % W; j++) p[g][j] = 0;
-        for (int j = 0; j < count; j += W) total += load<vf>(p[g] + j);
-        l[g] = sum(total);
-    }
-    if constexpr (C > 0) {
-        constexpr int PIECE = R < 8 ? R : 8;  // registers of a value at once: Q times as many sums must fit
-        for (int piece = 0; piece < R; piece += PIECE) {
-            vf sums[Q][PIECE] = {};
-            for (int j = 0; j < count; j++)
-                EACH2(r, PIECE) {
-                    vf a, b;
-                    load2(values + (size_t)j * 32 * C + (piece + r) * W, a, b);
-                    __builtin_prefetch(values + (size_t)j * 32 * C + (piece + r) * W + AHEAD, 0, 2);
-                    EACH(g, Q) {
-                        sums[g][r] = fma(set(p[g][j]), a, sums[g][r]);
-                        sums[g][r + 1] = fma(set(p[g][j]), b, sums[g][r + 1]);
-                    }
-                }
-            for (int g = 0; g < Q; g++) EACH(r, PIECE) store(out[g] + (piece + r) * W, sums[g][r]);
-        }
-    } else
-        for (int g = 0; g < Q; g++)
-            for (int j = 0; j < count; j++)
-                for (int d = 0; d < D; d++) out[g][d] += p[g][j] * number(values[(size_t)j * D + d]);
-    for (int g = 0; g < Q; g++) merge(part + g * stride, m[g], l[g], out[g], D);
-}
-typedef void (*Attend)(const float*, const void*, const void*, int, int, float*, size_t);
-template <class KV, int C, int Q>
-static void attend_any(const float* q, const void* k, const void* v, int count, int D, float* part, size_t stride) {
-    attend<KV, C, Q>(q, (const KV*)k, (const KV*)v, count, D, part, stride);
-}
-template <class KV, int C> static Attend attend_heads(int heads) {
-    return heads == 1 ? attend_any<KV, C, 1> : heads == 2 ? attend_any<KV, C, 2> : attend_any<KV, C, 3>;
-}
-static bool whole(int D) { return D == 32 || D == 64 || D == 96 || D == 128 || D == 256; }
-template <class KV> static Attend attend_of(int D, int heads) {
-    switch (whole(D) ? D / 32 : 0) {
-        case 1: return attend_heads<KV, 1>(heads);
-        case 2: return attend_heads<KV, 2>(heads);
-        case 3: return attend_heads<KV, 3>(heads);
-        case 4: return attend_heads<KV, 4>(heads);
-        case 8: return attend_heads<KV, 8>(heads);
-    }
-    return attend_heads<KV, 0>(heads);
-}
-static bool by_pairs(const Step& s, int D) { return s.bf16 && whole(D); }
-static int place(bool pairs, int d) { return pairs ? d / (2 * W) * (2 * W) + d % 2 * W + d % (2 * W) / 2 : d; }
+constexpr int TOKENS = 256;  // tokens a pass, so that activations stay in cache
+#include "native_attention.cpp"
 
 // ---- Norms and rotations, one token at a time.
 static float norm_factor(const float* x, int n, float eps) {
@@ -140,13 +43,15 @@ static void turn(float* head, const float* norm, const float* cos, const float* 
         head[i] = a * cos[i] - b * sin[i], head[i + D / 2] = b * cos[i] + a * sin[i];
     }
 }
-template <class KV> static void append(const Model& m, const Step& s, int layer, int n, const float* keys) {
+static void append(const Model& m, const Step& s, int layer, int n, const float* keys) {
+    uint16_t** scales = s.kv == INT8 ? s.scales + 4 * layer : nullptr;
     for (int side = 0; side < 2; side++)  // keys, then values, which lie behind them
-        for (int k = 0; k < m.K; k++) {
-            KV* at = (KV*)(side ? s.values : s.keys)[layer] + (((size_t)s.row[n] * m.K + k) * s.slots + s.position[n]) * m.D;
-            for (int d = 0; d < m.D; d++) put(at + d, keys[(side * m.K + k) * m.D + d]);
-        }
+        for (int k = 0; k < m.K; k++)
+            put_head(s, keys + (side * m.K + k) * m.D, (side ? s.values : s.keys)[layer], scales ? scales[2 * side] : nullptr,
+                     scales ? scales[2 * side + 1] : nullptr, ((size_t)s.row[n] * m.K + k) * s.slots + s.position[n], m.D);
 }
+
+static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // ---- The stack of layers, for tokens first .. first + N, run by every thread of the team.
 struct Work {
@@ -157,9 +62,10 @@ struct Work {
 };
 static void stack(const Model& m, const Step& s, const Work& w, Team& team, int first, int N) {
     const int D = m.D, G = m.H / m.K, heads = m.H + 2 * m.K, hidden = (m.I + 15) / 16 * 16, id = team.id, size = team.size;
-    const bool pairs = by_pairs(s, D);
+    const bool pairs = s.kv == BFLOAT16 && whole(D) && !DOTS<uint16_t>;
+    const int number_bytes = kv_bytes(s.kv);
     Attend attend[HEADS + 1] = {};
-    for (int few = 1; few <= HEADS; few++) attend[few] = s.bf16 ? attend_of<uint16_t>(D, few) : attend_of<float>(D, few);
+    for (int few = 1; few <= HEADS; few++) attend[few] = attend_of(s.kv, D, few);
     const float scale = 1.f / std::sqrt((float)D);
     auto residual = [&](int row, int at, int width, float (*y)[TILE][16]) {
         for (int t = 0; t < width; t++)
@@ -175,30 +81,36 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
         }
         prepared();
     };
+    double last = s.spent && id == 0 ? seconds() : 0;
+    auto lap = [&](Phase phase) {  // of the first thread, with its waiting for the others
+        if (!s.spent || id) return;
+        const double time = seconds();
+        s.spent[phase] += time - last, last = time;
+    };
     for (int n = id; n < N; n += size)
         for (int e = 0; e < m.E; e++) w.x[(size_t)n * m.E + e] = weight(m.embed, s.ids[first + n], e);
-    team.meet();
+    team.meet(), lap(EMBED);
     for (int l = 0; l < m.L; l++) {
         const Layer& layer = m.layers[l];
-        normed(layer.qkv, layer.attn_norm);
+        normed(layer.qkv, layer.attn_norm), lap(NORMS);
         multiply(layer.qkv, in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
             for (int t = 0; t < width; t++)
                 memcpy(w.qkv + (size_t)(at + t) * heads * D + row, y[0][t], 4 * std::min(16, heads * D - row));
         });
-        team.meet();
+        team.meet(), lap(PRODUCTS);
         for (int n = id; n < N; n += size) {
             float* q = w.qkv + (size_t)n * heads * D;
             const size_t at = (size_t)s.position[first + n] * (D / 2);
             for (int h = 0; h < m.H + m.K; h++)
                 turn(q + h * D, h < m.H ? layer.q_norm : layer.k_norm, m.cos + at, m.sin + at, D, m.eps);
-            s.bf16 ? append<uint16_t>(m, s, l, first + n, q + m.H * D) : append<float>(m, s, l, first + n, q + m.H * D);
+            append(m, s, l, first + n, q + m.H * D);
         }
-        team.meet();
-        for (int task = id; task < N * m.K * w.splits; task += size) {
+        team.meet(), lap(ROTARY);
+        const int tasks = N * m.K * w.splits;  // a run of neighbours each, so that what is fetched ahead is one's own
+        for (int task = (long)tasks * id / size; task < (long)tasks * (id + 1) / size; task++) {
             const int n = task / (m.K * w.splits), k = task / w.splits % m.K, split = task % w.splits;
             const int end = s.position[first + n] + 1, begin = s.window[l] ? std::max(0, end - s.window[l]) : 0;
-            const size_t base = ((size_t)s.row[first + n] * m.K + k) * s.slots * D * (s.bf16 ? 2 : 4);
-            const char *keys = (char*)s.keys[l] + base, *values = (char*)s.values[l] + base;
+            const size_t base = ((size_t)s.row[first + n] * m.K + k) * s.slots;
             for (int h = k * G, few; h < k * G + G; h += few) {
                 few = k * G + G - h == 4 ? 2 : std::min(HEADS, k * G + G - h);  // 4 heads are two and two
                 const size_t stride = (size_t)w.splits * w.record;
@@ -211,8 +123,13 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
                 }
                 for (int c = w.splits > 1 ? split : begin / CHUNK; c * CHUNK < end; c++) {
                     const int from = std::max(c * CHUNK, begin), to = std::min(c * CHUNK + CHUNK, end);
-                    const size_t skip = (size_t)from * D * (s.bf16 ? 2 : 4);
-                    if (from < to) attend[few](q, keys + skip, values + skip, to - from, D, part, stride);
+                    const size_t slot = base + from, bytes = slot * D * number_bytes;
+                    Cached held = {(char*)s.keys[l] + bytes, (char*)s.values[l] + bytes};
+                    if (s.kv == INT8) {
+                        uint16_t** scales = s.scales + 4 * l;
+                        held = {held.keys, held.values, scales[0] + slot, scales[1] + slot, scales[2] + slot, scales[3] + slot};
+                    }
+                    if (from < to) attend[few](q, held, to - from, D, part, stride);
                     if (w.splits > 1) break;
                 }
             }
@@ -229,10 +146,10 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
             }
             prepare(in, layer.o, n, N, all, nullptr, 1);
         }
-        prepared();
+        prepared(), lap(KV);
         multiply(layer.o, in, N, team, residual);
-        team.meet();
-        normed(layer.gate_up, layer.mlp_norm);
+        team.meet(), lap(PRODUCTS);
+        normed(layer.gate_up, layer.mlp_norm), lap(NORMS);
         multiply(layer.gate_up, in, N, team, [&](int row, int at, int width, float (*y)[TILE][16]) {
             for (int t = 0; t < width; t++)
                 for (int r = 0; r < 16; r += W) {  // silu(gate) * up, while both are in registers
@@ -244,7 +161,7 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
         for (int n = start; n < N; n += stride) prepare(in, layer.down, n, N, w.h + (size_t)n * hidden, nullptr, 1);
         prepared();
         multiply(layer.down, in, N, team, residual);
-        team.meet();
+        team.meet(), lap(PRODUCTS);
     }
     int wanted[TOKENS], M = 0;
     for (int n = 0; n < N; n++)
@@ -263,7 +180,7 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
         for (int t = 0; t < width; t++)
             memcpy(s.logits + (size_t)s.logits_at[first + wanted[at + t]] * m.V + row, y[0][t], 4 * std::min(16, m.V - row));
     });
-    team.meet();
+    team.meet(), lap(HEAD);
 }
 
 // ---- What Python calls.

@@ -46,6 +46,8 @@ template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {
     }
 }
 INLINE vf half(const uint8_t* p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+INLINE vf halves(const uint16_t* p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16); }
+INLINE vf codes(const uint8_t* p) { return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
 INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 
 #else
@@ -56,6 +58,8 @@ typedef uint8_t vb __attribute__((vector_size(16)));
 INLINE vb low(vb x) { return x & 15; }
 INLINE vb high(vb x) { return x >> 4; }
 INLINE vf half(const uint8_t* p) { return vf{half_at(p), half_at(p + 2), half_at(p + 4), half_at(p + 6)}; }
+INLINE vf halves(const uint16_t* p) { return (vf)vi{p[0] << 16, p[1] << 16, p[2] << 16, p[3] << 16}; }
+INLINE vf codes(const uint8_t* p) { return vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {

@@ -43,8 +43,9 @@ class Model(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    _fields_ = [*((name, c_void_p) for name in ("ids", "row", "position", "logits_at", "window", "keys", "values", "logits", "hidden")),
-                *((name, c_int32) for name in ("N", "slots", "bf16", "threads"))]  # fmt: skip
+    _fields_ = [*((name, c_void_p) for name in ("ids", "row", "position", "logits_at", "window", "keys", "values", "scales",
+                                                 "logits", "hidden", "spent")),
+                *((name, c_int32) for name in ("N", "slots", "kv", "rounded", "threads"))]  # fmt: skip
 
 
 def kind_of(format: str | NumberFormat) -> int | None:

@@ -16,7 +16,8 @@ at 4,096 tokens it is as many bytes as all INT4 weights. It loses where there is
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,11 @@ from labkit.errors import BadRequest
 from labkit.formats import get_recipe, quantize
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels import native
-from labkit.kernels.native_pack import Layer, Model, Step, kind_of
+from labkit.kernels.native_pack import Layer, Model, kind_of
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder, last_real
 from labkit.model.native_parts import NativeLinear, pack_into
+from labkit.model.native_step import PHASES, finished, kv_kind, step_of
 
 
 def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
@@ -75,6 +77,7 @@ class NativeDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(model.config)
         self.recipe, self.kv_dtype = get_recipe(recipe).name, kv_dtype
+        self.spent: ctypes.Array | None = None  # where `spending` gathers seconds
         self.tokenizer, self.source = model.tokenizer, model.source
         self.name, self.revision = model.name, model.revision
         pack_into(self, model, get_recipe(recipe), quantizer, consume)
@@ -121,6 +124,16 @@ class NativeDecoder(Decoder):
     def bias_of(self, module: NativeLinear) -> Tensor:
         """The bias in the order of the rows: what the matrix gives for zeros."""
         return module(torch.zeros(1, module.matrix.shape[1]))[0]
+
+    @contextmanager
+    def spending(self) -> Iterator[dict[str, float]]:
+        """`with model.spending() as spent:` seconds in each phase of the forward passes inside, filled at the end."""
+        self.spent, seconds = (ctypes.c_double * len(PHASES))(), {}
+        try:
+            yield seconds
+        finally:
+            seconds |= zip(PHASES, self.spent)
+            self.spent = None
 
     def _apply(self, fn, recurse=True):
         """Formats are what they are and the kernels know addresses: `.to(dtype)` changes nothing, another device is refused."""
@@ -188,15 +201,7 @@ class NativeDecoder(Decoder):
         rope = self.config.rope
         if rope.kind == "dynamic" and longest > rope.original_positions:
             return False  # frequencies change with the length: no table
-        if cache is None:
-            return True
-        return (
-            type(cache) is ContiguousCache
-            and cache.batch == tokens.shape[0]
-            and cache.device.type == "cpu"
-            and cache.dtype in (torch.float32, torch.bfloat16)
-            and not any(layer.sinks or layer.shared_with is not None for layer in cache.shape.layers)
-        )
+        return cache is None or (kv_kind(cache) is not None and cache.batch == tokens.shape[0])
 
     def _turns(self, length: int) -> None:
         """cos and sin of positions 0 .. length, [positions, D/2], grown by doubling."""
@@ -207,14 +212,8 @@ class NativeDecoder(Decoder):
             self._cos, self._sin = cos[0, 0, :, half:].contiguous(), sin[0, 0, :, half:].contiguous()
             self._model.cos, self._model.sin = self._cos.data_ptr(), self._sin.data_ptr()
 
-    def _call(self, cache: ContiguousCache, ids, row, position, at, logits: Tensor, hidden: Tensor | None) -> None:
-        N, L = len(ids), self.config.num_layers
-        ints = ctypes.c_int32 * N
-        keys = (ctypes.c_void_p * L)(*(t.data_ptr() for t in cache.keys))
-        values = (ctypes.c_void_p * L)(*(t.data_ptr() for t in cache.values))
-        windows = (ctypes.c_int32 * L)(*(layer.window or 0 for layer in cache.shape.layers))
-        arrays = ((ctypes.c_int64 * N)(*ids), ints(*row), ints(*position), ints(*at), windows, keys, values)
-        step = Step(*(ctypes.addressof(a) for a in arrays), logits.data_ptr(), None if hidden is None else hidden.data_ptr(),
-                    N, cache.slots, int(cache.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
+    def _call(self, cache, ids, row, position, at, logits: Tensor, hidden: Tensor | None) -> None:
+        step, _arrays = step_of(cache, ids, row, position, at, logits, hidden, self.spent)
         if native.library().lk_forward(ctypes.byref(self._model), ctypes.byref(step)):
-            raise MemoryError(f"No memory for the activations of {N} tokens.")
+            raise MemoryError(f"No memory for the activations of {len(ids)} tokens.")
+        finished(cache)

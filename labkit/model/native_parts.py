@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
 from labkit.formats import get_format
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels.native_pack import PackedMatrix, packed_nbytes
+from labkit.measure import pages
 from labkit.model.decoder import Decoder
-
-HUGE_PAGE = 2**21
 
 
 class NativeLinear(nn.Module):
@@ -45,7 +42,7 @@ def pack_into(native: Decoder, model: Decoder, recipe, quantizer, consume: bool)
         plan.append(("head", recipe.head, False))
     shapes = {name: tuple(model.get_submodule(name).weight.shape) for name, _, _ in plan}
     sizes = {name: -(-packed_nbytes(format, shapes[name], pair) // 64) * 64 for name, format, pair in plan}
-    arena, at = _huge(sum(sizes.values())), 0  # in the order in which a step reads it
+    arena, at = pages.zeros(sum(sizes.values()), torch.uint8), 0  # in the order in which a step reads it
     for name, format, pair in plan:
         module = model.get_submodule(name)
         held = (
@@ -68,15 +65,3 @@ def pack_into(native: Decoder, model: Decoder, recipe, quantizer, consume: bool)
             own = nn.RMSNorm(module.normalized_shape, module.eps)
             own.weight = nn.Parameter(module.weight.detach().float().clone())
             native.set_submodule(name, own)
-
-
-def _huge(size: int) -> Tensor:
-    """Memory for all weights in one piece, on huge pages where the system grants them: fewer address look-ups."""
-    whole = torch.empty(size + HUGE_PAGE, dtype=torch.uint8)
-    start = -whole.data_ptr() % HUGE_PAGE
-    piece = whole[start : start + size]
-    try:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(size), 14)  # MADV_HUGEPAGE
-    except (AttributeError, OSError, TypeError):
-        pass  # not Linux: ordinary pages
-    return piece

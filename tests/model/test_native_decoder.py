@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from labkit.cache.contiguous import ContiguousCache
+from labkit.cache.quantized import QuantizedCache
 from labkit.errors import BadRequest
 from labkit.generate import generate
 from labkit.kernels import native
@@ -94,19 +95,19 @@ def test_threads_change_no_bit(threads):
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "four", "window"])
 def test_long_caches_and_odd_lengths(instruction_set, name, kv_dtype):
-    """Lengths around the attention's parts of 128 keys, one token and a full cache."""
+    """Lengths around the attention's parts of 512 keys, one token and a full cache."""
     model = made(name, "bf16", kv_dtype=kv_dtype)
-    ids = tokens(model, 1, 300)
+    ids = tokens(model, 1, 600)
     plain = model.dequantized()(ids)
-    cache = model.new_cache(1, capacity=300)
+    cache = model.new_cache(1, capacity=600)
     start = 0
-    for end in (1, 127, 128, 129, 256, 257, 299, 300):
+    for end in (1, 30, 511, 512, 513, 599, 600):
         fast = model(ids[:, start:end], cache)
         assert kl(plain[:, start:end], fast) < (1e-3 if kv_dtype == torch.float32 else 5e-3), end
         start = end
     with pytest.raises(BadRequest, match="full"):
         model(ids[:, :1], cache)
-    assert cache.lengths == (300,)
+    assert cache.lengths == (600,)
 
 
 def test_rows_of_unequal_lengths_and_padding(instruction_set):
@@ -139,6 +140,37 @@ def test_other_caches_run_layer_by_layer_on_the_same_matrices(instruction_set, n
         cache = OtherCache(model.config.kv_shape, batch=2, capacity=64, dtype=dtype)
         composed = torch.cat([model(ids[:, :5], cache), model(ids[:, 5:], cache)], 1)
         assert kl(model(ids), composed).abs() < bound
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["odd", "four", "qwen3", "window"])
+def test_an_int8_cache_is_read_and_written_in_one_call(instruction_set, name, kv_dtype):
+    """Same codes as the cache itself would store, and answers as near as layer by layer; odd lengths, rows, rewinds."""
+    model = made(name, "bf16", kv_dtype=kv_dtype)
+    ids = tokens(model, 2, 45)
+
+    class OtherInt8(QuantizedCache):
+        pass
+
+    one, other = (kind(model.config.kv_shape, batch=2, capacity=64, dtype=kv_dtype) for kind in (QuantizedCache, OtherInt8))
+    for start, end in ((0, 17), (17, 18), (18, 45)):
+        fast, slow = model(ids[:, start:end], one), model(ids[:, start:end], other)
+        assert kl(slow, fast).abs() < (0.01 if kv_dtype == torch.float32 else 0.03)
+    codes, theirs = one.packed[0][0]["codes"][:, :, :45].int(), other.packed[0][0]["codes"][:, :, :45].int()
+    assert (codes - theirs).abs().max() <= 1 and (codes != theirs).float().mean() < 0.02
+    one.rewind([5, 40])
+    again = model(ids[:1, 5:6].expand(2, 1), one)
+    assert one.lengths == (6, 41) and again.isfinite().all()
+
+
+def test_an_int8_cache_meets_extreme_keys(instruction_set):
+    model = made("four", "bf16", kv_dtype=torch.float32)
+    qkv = model.layers[0].attention.qkv
+    for factor in (0.0, 1e4):
+        before, qkv.matrix.bias[:] = qkv.matrix.bias.clone(), qkv.matrix.bias * 0 + factor
+        cache = model.new_cache(1, capacity=16, kind="int8")
+        assert model(tokens(model, 1, 9), cache).isfinite().all()
+        qkv.matrix.bias[:] = before
 
 
 def test_rewinding_and_selecting_rows_between_calls():

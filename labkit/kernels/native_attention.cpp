@@ -1,0 +1,210 @@
+// The third part of native.cpp: attention over a contiguous cache of float32, bfloat16 or INT8 numbers.
+//
+// It takes 512 keys at a time and keeps, per query head, the largest score m, the sum of exponentials l and the weighted
+// sum of values; two such parts are merged by rescaling to the larger m (Milakov and Gimelshein 2018; "flash-decoding",
+// Dao et al. 2023). Parts end at multiples of 512 whatever the batch, so results do not depend on it. They are that long,
+// and nothing is fetched ahead, because the hardware does that better where it sees one long run: of 94 MB, one core
+// read 27 GB/s in runs of 512 keys, 20 in runs of 128, and 19 when told what to fetch.
+//
+//   INT8     number = scale * code + minimum, one pair a token: a score is scale * (q . code) + minimum * sum(q), and a
+//            value enters with p * scale as its weight while p * minimum is added up for all of D at once
+enum Numbers { FLOAT32, BFLOAT16, INT8 };
+constexpr int CHUNK = 512;            // keys a part
+constexpr int HEADS = 3, WIDE = 512;  // query heads at once, the largest D
+struct Cached {                       // some neighbouring tokens of one head; the scales where they are INT8, else null
+    const void *keys, *values;
+    const uint16_t *key_scale, *key_minimum, *value_scale, *value_minimum;
+};
+INLINE float number(float x) { return x; }
+INLINE float number(uint8_t x) { return x; }
+INLINE float number(uint16_t x) {
+    uint32_t u = (uint32_t)x << 16;
+    return load<float>(&u);
+}
+INLINE void load2(const uint8_t* p, vf& a, vf& b) { a = codes(p), b = codes(p + W); }
+static void merge(float* into, float m, float l, const float* values, int D) {
+    const bool above = m > into[0];
+    const float factor = above ? std::exp(into[0] - m) : std::exp(m - into[0]), a = above ? factor : 1.f, b = above ? 1.f : factor;
+    into[0] = above ? m : into[0], into[1] = into[1] * a + l * b;
+    int d = 0;
+    for (; d + W <= D; d += W) store(into + 16 + d, load<vf>(into + 16 + d) * a + load<vf>(values + d) * b);
+    for (; d < D; d++) into[16 + d] = into[16 + d] * a + values[d] * b;
+}
+
+// ---- Q <= 3 query heads of one KV head over `count` <= 512 neighbouring keys. A key is read and widened once for all Q.
+// D = 32 C; C = 0: any other, in plain loops. q [Q][WIDE] is scaled, and in the order of `load2` (see `place`).
+typedef float Scores[CHUNK + 16];
+#ifdef BF16_DOTS
+template <class KV> constexpr bool DOTS = sizeof(KV) == 2;  // bfloat16 is multiplied as it is, queries and weights rounded to it
+#else
+template <class KV> constexpr bool DOTS = false;
+#endif
+template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* keys, int count, int D, Scores* p) {
+    constexpr int R = C * 32 / W;  // registers a head
+    if constexpr (C == 0) {
+        for (int g = 0; g < Q; g++)
+            for (int j = 0; j < count; j++) {
+                p[g][j] = 0;
+                for (int d = 0; d < D; d++) p[g][j] += q[g * WIDE + d] * number(keys[(size_t)j * D + d]);
+            }
+        return;
+    }
+    alignas(64) uint16_t narrow[Q][32 * C];
+    if (DOTS<KV>)
+        for (int g = 0; g < Q; g++)
+            for (int d = 0; d < 32 * C; d++) put(&narrow[g][d], q[g * WIDE + d]);
+    for (int j = 0; j < count; j += W) {
+        const Many<Q> found = dots<W, Q>([&](int n) __attribute__((always_inline)) {
+            const KV* key = keys + (size_t)std::min(j + n, count - 1) * 32 * C;
+            Many<Q> sums = {};
+#ifdef BF16_DOTS
+            if constexpr (DOTS<KV>) {
+                EACH(r, C) {
+                    EACH(g, Q) sums.of[g] = dot2(sums.of[g], load<vb>(key + 32 * r), load<vb>(&narrow[g][32 * r]));
+                }
+                return sums;
+            }
+#endif
+            EACH2(r, R) {
+                vf a, b;
+                load2(key + r * W, a, b);
+                EACH(g, Q) {
+                    sums.of[g] = fma(a, load<vf>(q + g * WIDE + r * W), sums.of[g]);
+                    sums.of[g] = fma(b, load<vf>(q + g * WIDE + r * W + W), sums.of[g]);
+                }
+            }
+            return sums;
+        });
+        EACH(g, Q) store(p[g] + j, found.of[g]);
+    }
+}
+// out[g] = low[g] + the sum of p[g][j] times value j. Behind the last key, p is zero up to a whole register.
+template <class KV, int C, int Q>
+INLINE void weighted(const Scores* p, const KV* values, int count, int D, const float* low, float (*out)[WIDE]) {
+    constexpr int R = C * 32 / W, PIECE = R < 8 ? R : 8;  // registers at once: Q times as many must fit
+    if constexpr (C == 0) {
+        for (int g = 0; g < Q; g++) {
+            for (int d = 0; d < D; d++) out[g][d] = low[g];
+            for (int j = 0; j < count; j++)
+                for (int d = 0; d < D; d++) out[g][d] += p[g][j] * number(values[(size_t)j * D + d]);
+        }
+        return;
+    }
+#ifdef BF16_DOTS
+    if constexpr (DOTS<KV>) {  // two keys at once: their values are interleaved, 4 numbers of each in turn
+        alignas(64) uint16_t narrow[Q][CHUNK + 16];
+        for (int g = 0; g < Q; g++)
+            for (int j = 0; j < count + 1; j++) put(&narrow[g][j], j < count ? p[g][j] : 0.f);
+        for (int piece = 0; piece < R; piece += PIECE) {
+            vf sums[Q][PIECE] = {};
+            for (int j = 0; j < count; j += 2)
+                EACH2(r, PIECE) {
+                    const KV *one = values + (size_t)j * 32 * C + (piece + r) * W, *two = j + 1 < count ? one + 32 * C : one;
+                    const vb a = load<vb>(one), b = load<vb>(two);
+                    const vb first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
+                    EACH(g, Q) {
+                        const int32_t weights = load<int32_t>(&narrow[g][j]);
+                        sums[g][r] = dot2(sums[g][r], first, weights), sums[g][r + 1] = dot2(sums[g][r + 1], second, weights);
+                    }
+                }
+            for (int g = 0; g < Q; g++)
+                for (int r = 0; r < PIECE; r++)
+                    for (int i = 0; i < 4; i++)
+                        memcpy(out[g] + (piece + r / 2 * 2) * W + 8 * i + r % 2 * 4, (float*)&sums[g][r] + 4 * i, 16);
+        }
+        return;
+    }
+#endif
+    for (int piece = 0; piece < R; piece += PIECE) {
+        vf sums[Q][PIECE];
+        for (int g = 0; g < Q; g++) EACH(r, PIECE) sums[g][r] = set(low[g]);
+        for (int j = 0; j < count; j++)
+            EACH2(r, PIECE) {
+                vf a, b;
+                load2(values + (size_t)j * 32 * C + (piece + r) * W, a, b);
+                EACH(g, Q) {
+                    sums[g][r] = fma(set(p[g][j]), a, sums[g][r]);
+                    sums[g][r + 1] = fma(set(p[g][j]), b, sums[g][r + 1]);
+                }
+            }
+        for (int g = 0; g < Q; g++) EACH(r, PIECE) store(out[g] + (piece + r) * W, sums[g][r]);
+    }
+}
+// Both, merged into one part a head: [m, l, 14 unused, sum of values]; parts lie `stride` floats apart.
+template <class KV, int C, int Q>
+static void attend(const float* q, const Cached& c, int count, int D, float* part, size_t stride) {
+    constexpr bool CODES = sizeof(KV) == 1;
+    alignas(64) Scores p[Q];
+    alignas(64) float out[Q][WIDE], m[Q], l[Q], low[Q];
+    alignas(64) uint16_t scale[4][CHUNK + 16];  // a copy, so that whole registers may be read behind the last key
+    scores<KV, C, Q>(q, (const KV*)c.keys, count, D, p);
+    if (CODES) {
+        const uint16_t* from[4] = {c.key_scale, c.key_minimum, c.value_scale, c.value_minimum};
+        for (int i = 0; i < 4; i++) memcpy(scale[i], from[i], 2 * count), memset(scale[i] + count, 0, 32);
+    }
+    for (int g = 0; g < Q; g++) {
+        if (CODES) {
+            float total = 0;
+            for (int d = 0; d < D; d++) total += q[g * WIDE + d];
+            for (int j = 0; j < count; j += W)
+                store(p[g] + j, fma(halves(scale[1] + j), set(total), load<vf>(p[g] + j) * halves(scale[0] + j)));
+        }
+        for (int j = count; j % W; j++) p[g][j] = -INFINITY;
+        vf top = load<vf>(p[g]), total = {}, below = {};
+        for (int j = W; j < count; j += W) top = maximum(top, load<vf>(p[g] + j));
+        m[g] = largest(top);
+        for (int j = 0; j < count; j += W) store(p[g] + j, exponential(load<vf>(p[g] + j) - m[g]));
+        for (int j = count; j % W; j++) p[g][j] = 0;
+        for (int j = 0; j < count; j += W) {
+            const vf weight = load<vf>(p[g] + j);
+            total += weight;
+            if (CODES) below = fma(weight, halves(scale[3] + j), below), store(p[g] + j, weight * halves(scale[2] + j));
+        }
+        l[g] = sum(total), low[g] = sum(below);
+    }
+    weighted<KV, C, Q>(p, (const KV*)c.values, count, D, low, out);
+    for (int g = 0; g < Q; g++) merge(part + g * stride, m[g], l[g], out[g], D);
+}
+typedef void (*Attend)(const float*, const Cached&, int, int, float*, size_t);
+template <class KV, int C> static Attend attend_heads(int heads) {
+    return heads == 1 ? attend<KV, C, 1> : heads == 2 ? attend<KV, C, 2> : attend<KV, C, 3>;
+}
+static bool whole(int D) { return D == 32 || D == 64 || D == 96 || D == 128 || D == 256; }
+template <class KV> static Attend attend_of(int D, int heads) {
+    switch (whole(D) ? D / 32 : 0) {
+        case 1: return attend_heads<KV, 1>(heads);
+        case 2: return attend_heads<KV, 2>(heads);
+        case 3: return attend_heads<KV, 3>(heads);
+        case 4: return attend_heads<KV, 4>(heads);
+        case 8: return attend_heads<KV, 8>(heads);
+    }
+    return attend_heads<KV, 0>(heads);
+}
+static Attend attend_of(int kv, int D, int heads) {
+    return kv == FLOAT32 ? attend_of<float>(D, heads) : kv == BFLOAT16 ? attend_of<uint16_t>(D, heads) : attend_of<uint8_t>(D, heads);
+}
+// Where dimension d of a query stands: as `load2` brings a key's.
+static int place(bool pairs, int d) { return pairs ? d / (2 * W) * (2 * W) + d % 2 * W + d % (2 * W) / 2 : d; }
+
+// One token's keys or values of one head into the cache, slot `at` of `slot` (all heads and slots of all rows).
+static int kv_bytes(int kv) { return kv == FLOAT32 ? 4 : kv == BFLOAT16 ? 2 : 1; }
+static void put_head(const Step& s, const float* x, void* held, uint16_t* scales, uint16_t* minima, size_t at, int D) {
+    if (s.kv == FLOAT32) memcpy((float*)held + at * D, x, 4 * D);
+    else if (s.kv == BFLOAT16) for (int d = 0; d < D; d++) put((uint16_t*)held + at * D + d, x[d]);
+    else {  // the codes of labkit.cache.packed_blocks: the minimum is rounded down, the scale chosen for what is stored
+        float v[WIDE], low = INFINITY, high = -INFINITY;
+        for (int d = 0; d < D; d++) {
+            uint16_t half;
+            if (s.rounded) put(&half, x[d]), v[d] = number(half);
+            else v[d] = x[d];
+            low = std::min(low, v[d]), high = std::max(high, v[d]);
+        }
+        put(minima + at, low);
+        if (number(minima[at]) > low) put(minima + at, low - std::fabs(low) * 0.0078125f);
+        const float minimum = number(minima[at]);
+        put(scales + at, (high - minimum) / 255.f);
+        const float step = std::max(number(scales[at]), 1.17549435e-38f);
+        for (int d = 0; d < D; d++)
+            ((uint8_t*)held)[at * D + d] = (uint8_t)std::min(255.f, std::max(0.f, std::nearbyint((v[d] - minimum) / step)));
+    }
+}
