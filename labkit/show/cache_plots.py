@@ -30,7 +30,8 @@ def attention_plot(ax, weights: Sequence[Sequence[float]], answers: Sequence[int
     if len(weights) != len(answers):
         raise BadRequest(f"{len(weights)} rows of weights and {len(answers)} answers were given; give one for each")
     ax.imshow(weights, cmap="Greys", aspect="auto", vmin=0, vmax=most, interpolation="nearest")
-    ax.plot(answers, range(len(answers)), "s", markersize=9, markerfacecolor="none", markeredgecolor=COLOURS[1])
+    ax.plot(answers, range(len(answers)), "s", markersize=7, markerfacecolor="none", markeredgecolor=COLOURS[1],
+            clip_on=False)  # fmt: skip
     ax.set_yticks(range(len(answers)), [str(i + 1) for i in range(len(answers))])
     _finish(ax, "line of the text", "question", title)
     ax.grid(visible=False)
