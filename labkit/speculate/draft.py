@@ -1,5 +1,6 @@
 """What every drafter promises: a few tokens that the target may say next, and from what they were drawn.
 
+    share(cache)                      the target's own cache, to read
     begin(request, rows, hidden)      a call begins: forget the last one
     propose(rows, limits) -> [Draft]  one a row, at most limits[i] tokens; fewer or none is allowed
     observe(accepted, hidden)         how many of each row's tokens stayed; the histories have grown (after every pass, also
@@ -52,6 +53,10 @@ class Drafter(ABC):
     def begin(self, request: Request, rows: Sequence[Row], hidden: Sequence[Tensor] | None = None) -> None:  # noqa: B027
         """A call begins, after the prefill and the first token of each row."""
 
+    def share(self, cache) -> None:  # noqa: B027
+        """The target's cache, before `begin`; its rows are the drafter's. Whoever drafts in it leaves its lengths as they
+        were: what it wrote behind them is overwritten by the target. None: it is not to be had in this call."""
+
     @abstractmethod
     def propose(self, rows: Sequence[Row], limits: Sequence[int]) -> list[Draft]:
         """What may come next in each row, at most `limits[i]` tokens; a limit of 0 asks for nothing."""
@@ -62,11 +67,12 @@ class Drafter(ABC):
     def select(self, keep: Sequence[int]) -> None:  # noqa: B027
         """The rows that go on, by their places in the last `propose`."""
 
-    def adaptive(self) -> Drafter:
-        """This drafter with draft lengths that follow the running acceptance."""
+    def adaptive(self, verify: Sequence[float] | None = None) -> Drafter:
+        """This drafter with draft lengths that follow the running acceptance. `verify`: measured costs of a target pass
+        (`labkit.plan.time.SpeculationCosts`); None is what is usual."""
         from labkit.speculate.adaptive import Adaptive
 
-        return Adaptive(self)
+        return Adaptive(self, verify)
 
 
 def choose(logits: Tensor, request: Request, row: Row, drafted: Sequence[int],

@@ -15,9 +15,11 @@ from contextlib import suppress
 
 import torch
 
+from labkit.cache import ContiguousCache
 from labkit.errors import BadRequest
 from labkit.generate.loop import forward
 from labkit.generate.sampling import InvalidLogits
+from labkit.model.native_decoder import NativeDecoder
 from labkit.speculate.draft import NOTHING, Draft, Drafter, choose
 
 
@@ -26,11 +28,12 @@ class DraftModel(Drafter):
     logits are for, where it has a trimmed head."""
 
     name = "draft_model"
+    shares_cache = False  # whether its layers mean the same by keys and values as the target's
 
     def __init__(self, model, *, name: str | None = None, ids: torch.Tensor | None = None):
         self.model, self.ids = model, ids
         self.name = name or self.name
-        self.cache = None
+        self.cache = self._shared = None
         self._usable: int | None = None  # logits that may be drafted from
 
     def check(self, target) -> None:
@@ -50,21 +53,31 @@ class DraftModel(Drafter):
             )
         self._usable = None if self.ids is not None else min(width, most)
 
+    def share(self, cache) -> None:
+        """Draft in the target's own cache, where this model's layers can read it; see `shares_cache`."""
+        fits = self.shares_cache and type(cache) is ContiguousCache
+        fits = fits and (cache.dtype == self.model.dtype or isinstance(self.model, NativeDecoder))
+        self._shared = cache if fits else None
+
     def begin(self, request, rows, hidden=None) -> None:
         self.request = request
-        self.cache = self.model.new_cache(len(rows), capacity=max(len(row.prompt) + row.budget for row in rows))
-        self._base = self.cache.lengths  # what each row of the cache held of the text when the last draft began
+        if self._shared is None:
+            self.cache = self.model.new_cache(len(rows), capacity=max(len(row.prompt) + row.budget for row in rows))
+            self._base = self.cache.lengths  # what each row of the cache held of the text when the last draft began
+        else:
+            self.cache = self._shared
 
     def propose(self, rows, limits) -> list[Draft]:
         known = self.model.config.vocab_size
         reads = known >= self.request.model.config.vocab_size  # else the target may have said what this model cannot read
         drafting = [i for i, limit in enumerate(limits) if limit and (reads or max(rows[i].history) < known)]
+        cache, before = self._drafting_cache(), self.cache.lengths
+        pieces = [rows[i].history[held:] if i in drafting else () for i, held in enumerate(before)]
+        self._base = tuple(held + len(piece) for held, piece in zip(before, pieces))
         drafts: list[list[int]] = [[] for _ in rows]
         drawn: list[list[torch.Tensor]] = [[] for _ in rows]
-        pieces = [rows[i].history[held:] if i in drafting else () for i, held in enumerate(self.cache.lengths)]
-        self._base = tuple(held + len(piece) for held, piece in zip(self.cache.lengths, pieces))
         while drafting:
-            logits = forward(self.model, self.cache, pieces)[:, 0]  # [B, v]
+            logits = forward(self.model, cache, pieces)[:, 0]  # [B, v]
             pieces = [()] * len(rows)
             for i in drafting:
                 with suppress(InvalidLogits):  # nothing is left that it may draft
@@ -73,16 +86,23 @@ class DraftModel(Drafter):
                     drawn[i] += () if q is None else (q,)
                     pieces[i] = (token,) if len(drafts[i]) < limits[i] else ()
             drafting = [i for i in drafting if pieces[i]]
+        if self._shared is not None:
+            self.cache.rewind(before)  # the target writes there next
         return [Draft(tokens, torch.stack(qs) if qs else None) if tokens else NOTHING for tokens, qs in zip(drafts, drawn)]
+
+    def _drafting_cache(self):
+        return self.cache
 
     def observe(self, accepted, hidden=None) -> None:
         """Forget what was refused. A draft that was kept whole leaves its last token to be read with the next."""
-        self.cache.rewind([min(held, base + kept) for held, base, kept in zip(self.cache.lengths, self._base, accepted)])
-        self._base = self.cache.lengths
+        if self._shared is None:
+            self.cache.rewind([min(held, base + kept) for held, base, kept in zip(self.cache.lengths, self._base, accepted)])
+            self._base = self.cache.lengths
 
     def select(self, keep) -> None:
-        self.cache.select(keep)
-        self._base = self.cache.lengths
+        if self._shared is None:
+            self.cache.select(keep)
+            self._base = self.cache.lengths
 
 
 def bytes_read(model) -> int:

@@ -7,6 +7,7 @@ exit") it is better. The target is not changed: the draft is another shell aroun
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,10 +22,23 @@ from labkit.speculate.draft_model import DraftModel, bytes_read, shell
 class LayerSkip(DraftModel):
     """The target without the layers `skip`; None leaves out every third of the inner ones."""
 
+    shares_cache = True
+
     def __init__(self, target: Decoder, skip: Sequence[int] | None = None):
         skip = range(2, target.config.num_layers - 1, 3) if skip is None else skip
+        self.kept = [i for i in range(target.config.num_layers) if i not in set(skip)]
         super().__init__(without_layers(target, skip), name=f"{len(skip)} layers skipped")
         self.cost = bytes_read(self.model) / bytes_read(target)
+
+    def _drafting_cache(self):
+        """Of the target's cache the layers that are kept: the same tensors, seen by fewer layers, with lengths of its own."""
+        if self._shared is None:
+            return self.cache
+        view = copy.copy(self._shared)
+        view.shape = self.model.config.kv_shape
+        view.keys, view.values = ([side[i] for i in self.kept] for side in (view.keys, view.values))
+        view._home = list(range(len(self.kept)))
+        return view
 
 
 def without_layers(target: Decoder, skip: Sequence[int]) -> Decoder:

@@ -22,6 +22,10 @@ class LookupFirst(Drafter):
         self.first.check(target)
         self.second.check(target)
 
+    def share(self, cache) -> None:
+        self.first.share(cache)
+        self.second.share(cache)
+
     def begin(self, request, rows, hidden=None) -> None:
         self._from_first = [False] * len(rows)
         self.first.begin(request, rows, hidden)
@@ -44,5 +48,5 @@ class LookupFirst(Drafter):
         self.first.select(keep)
         self.second.select(keep)
 
-    def adaptive(self) -> Drafter:
-        return LookupFirst(self.second.adaptive(), self.first.adaptive())
+    def adaptive(self, verify=None) -> Drafter:
+        return LookupFirst(self.second.adaptive(verify), self.first.adaptive(verify))

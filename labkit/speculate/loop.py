@@ -116,6 +116,7 @@ def _decode(request: Request, drafter: Drafter, longest: int, tallies: Sequence[
 
     live = [i for i in live if batch[i].reason is None]
     with _blamed(drafter), torch.inference_mode():
+        drafter.share(cache if not given or len(batch) == 1 else None)  # a given one keeps rows that have ended
         drafter.begin(request, [batch[i] for i in live], None if states is None else [states[i] for i in live])
     while live and not request.cancelled():
         if not given and len(live) < len(batch):

@@ -24,6 +24,8 @@ FORMAT = "int4_g32_zp"
 class SelfQuantized(DraftModel):
     """The target's weights in `format`: packed, on the native kernels where there are some."""
 
+    shares_cache = True
+
     def __init__(self, target: Decoder, format: str = FORMAT, ids: Tensor | None = None):
         source = target.dequantized() if isinstance(target, NativeDecoder) else target
         if ids is not None:
