@@ -360,6 +360,33 @@ def test_two_processes_may_pull_the_same_asset_at_once(cache_folder, tmp_path):
     assert assets.cached(asset).read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("harm", ["cut", "deleted", "note"])
+def test_what_was_cut_short_since_it_was_built_is_built_again(cache_folder, harm):
+    built = []
+
+    def build(folder):
+        built.append(folder)
+        (folder / "deep").mkdir()
+        (folder / "deep" / "weights").write_text("weights")
+
+    folder = assets.derived("model-v1", build)
+    assert assets.derived("model-v1", build) == folder and len(built) == 1
+    if harm == "cut":
+        (folder / "deep" / "weights").write_text("we")
+    elif harm == "deleted":
+        (folder / "deep" / "weights").unlink()
+    else:
+        folder.with_name("model-v1.sizes.json").write_text("{")
+    assert (assets.derived("model-v1", build) / "deep" / "weights").read_text() == "weights"
+    assert len(built) == 2
+
+
+def test_a_derived_folder_without_a_note_of_its_sizes_is_used(cache_folder):
+    folder = assets.derived("old", lambda folder: (folder / "whole").write_text("whole"))
+    folder.with_name("old.sizes.json").unlink()
+    assert assets.derived("old", lambda folder: pytest.fail("built again")) == folder
+
+
 def test_a_build_that_fails_leaves_nothing(cache_folder):
     def build(folder):
         (folder / "half").write_text("half")

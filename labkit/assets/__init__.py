@@ -17,8 +17,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from labkit.assets.built import derived
 from labkit.assets.listing import Asset, cache_dir, data_path, find, registry
-from labkit.assets.store import derived, fetch, finished
+from labkit.assets.store import fetch, finished
 from labkit.assets.wheels import Damaged, NotAvailable
 from labkit.errors import BadRequest
 

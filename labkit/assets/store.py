@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -97,30 +96,6 @@ def fetch(asset: Asset, *, source: Path | None = None, save: Path | None = None)
         return folder
 
 
-def derived(name: str, build: Callable[[Path], None]) -> Path:
-    """The folder cache/derived/<name>, made once by `build(folder)`; what it wrote appears whole or not at all.
-
-    The name should say what it was made from and how (asset, dtype, version of the conversion).
-    """
-    if not name or PurePosixPath(name).name != name or name in {".", ".."}:
-        raise BadRequest(f"{name!r} cannot name a derived folder; use letters, digits, dots and dashes.")
-    target = cache_dir() / "derived" / name
-    if target.is_dir():
-        return target
-    with lock(f"derived-{name}"):
-        if target.is_dir():
-            return target
-        scratch = cache_dir() / "tmp" / f"derived-{name}"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        try:
-            build(scratch)
-            _publish(scratch, target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
 def inside(folder: Path, name: str) -> Path:
     """folder/name, refused where the name would leave the folder (archives may say anything)."""
     path = PurePosixPath(name.replace("\\", "/"))
@@ -167,7 +142,7 @@ def _unpack(asset: Asset, paths: dict[str, Path], scratch: Path) -> Path:
     manifest = {"asset": asset.name, "revision": asset.revision, "licence": asset.licence, "files": files}
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     target = cache_dir() / asset.folder
-    _publish(scratch, target)
+    publish(scratch, target)
     return target
 
 
@@ -203,7 +178,7 @@ def _copy_member(archive: zipfile.ZipFile, member: str, output) -> None:
         shutil.copyfileobj(source, output, CHUNK)
 
 
-def _publish(scratch: Path, target: Path) -> None:
+def publish(scratch: Path, target: Path) -> None:
     """Everything in `scratch` to the disk, then one rename: after it the folder exists, and is whole."""
     for path in scratch.rglob("*"):
         if path.is_file():
