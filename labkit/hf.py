@@ -73,6 +73,8 @@ class LabCache(Cache):
     is_compileable = False
 
     def __init__(self, model, kind: str | Callable[..., KVCache] = "contiguous", capacity: int | None = None):
+        if not isinstance(model, transformers.PreTrainedModel):
+            raise BadRequest(f"A {type(model).__name__} was given; a LabCache serves a model of transformers.")
         reason, self.maker = why_not(model), cache_maker(kind)
         if reason is None and self.maker is None:
             reason = 'The cache "none" caches nothing; pass use_cache=False to generate instead.'
@@ -82,14 +84,25 @@ class LabCache(Cache):
         self.shape, self.capacity = kv_shape(model), capacity
         self.cache: KVCache | None = None  # made with the first tokens, whose batch, dtype and device it takes
         self.seen, self.pads = 0, None  # columns so far, and how many of each row are padding on the left
+        self._unread: int | None = None  # the layer that stored its keys and has not attended to them yet
         super().__init__(layers=[_Layer(self) for _ in self.shape.layers])
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        if self._unread is not None:
+            raise BadRequest(f"Layer {self._unread} did not attend through this cache: it was made for another model, or the "
+                             f'attention was changed since; make a LabCache of this model, whose attention is then "{NAME}".')
+        self._unread = layer_idx
         key_states.labkit = (self, layer_idx)  # found again by `attention`, which gets this very object
         return key_states, value_states
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale) -> Tensor:
         """Append and attend: [B, H, T, D] in transformers' order of columns, left padding included."""
+        self._unread, spec = None, self.shape.layers[layer]
+        came, wanted = (keys.shape[0], *keys.shape[1::2]), (spec.num_kv_heads, spec.head_dim)
+        if came[1:] != wanted or (self.cache is not None and came[0] != self.cache.batch):
+            rows = came[0] if self.cache is None else self.cache.batch
+            raise BadRequest(f"Layer {layer} brought {came[0]} rows of {came[1]} KV heads of {came[2]} numbers to a cache of {rows} "
+                             f"rows of {wanted[0]} heads of {wanted[1]}; reset the cache, or use transformers' own.")
         if layer == 0:
             self._begin(keys, mask)
         first = self.seen == queries.shape[2] and any(self.pads)
@@ -134,10 +147,11 @@ class LabCache(Cache):
         keep = max(self.seen + length, 0) if length <= 0 else min(length, self.seen)
         if self.cache is not None and keep < self.seen:
             self.cache.rewind([max(keep - pad, 0) for pad in self.pads])
+            self._unread = None
             self.seen = keep
 
     def reset(self) -> None:
-        self.cache, self.seen, self.pads = None, 0, None
+        self.cache, self.seen, self.pads, self._unread = None, 0, None, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)

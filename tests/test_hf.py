@@ -144,3 +144,45 @@ def test_what_cannot_be_done_is_said():
         run(model, inputs, LabCache(model))
     with pytest.raises(BadRequest, match="without a LabCache"):
         run(model, prompts())
+
+
+@pytest.mark.parametrize("given", [None, "llama", transformers.LlamaConfig()], ids=["nothing", "a name", "a config"])
+def test_what_is_no_model_of_transformers_is_refused(given):
+    with pytest.raises(BadRequest, match="model of transformers"):
+        LabCache(given)
+
+
+def test_a_model_that_attends_past_the_cache_is_stopped_before_it_answers():
+    model, other = make("llama"), make("llama")
+    with pytest.raises(BadRequest, match="did not attend through this cache"):
+        run(other, prompts(), LabCache(model))
+    cache = LabCache(model)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(BadRequest, match="did not attend through this cache"):
+        run(model, prompts(), cache)
+    cache = LabCache(model)
+    cache.update(torch.zeros(3, 2, 1, 8), torch.zeros(3, 2, 1, 8), 0)  # a pass that broke off
+    cache.reset()
+    assert run(model, prompts(), cache).shape == (3, 23)
+
+
+def test_rows_or_heads_that_the_cache_does_not_hold_are_refused():
+    model = make("llama")
+    cache = LabCache(model, "int8")
+    run(model, prompts(), cache)
+    longer = {name: torch.cat([t, t, t], 1)[:2] for name, t in prompts(False).items()}
+    with pytest.raises(BadRequest, match="2 rows .* to a cache of 3 rows"):
+        run(model, longer, cache)
+    odd = make("gpt_neox")  # a config with a key that this architecture does not read
+    with pytest.raises(BadRequest, match="4 KV heads of 8 numbers .* 2 heads of 8"):
+        run(odd, prompts(), LabCache(odd))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "paged", "observed"])
+def test_beams_sampling_and_drafts_run_over_every_kind(kind):
+    model = make("llama")
+    for options in ({"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}):
+        rows = 3 * options.get("num_return_sequences", 1)
+        assert run(model, prompts(), LabCache(model, kind), max_new_tokens=4, **options).shape == (rows, 15)
+    one = {k: v[:1].repeat(1, 3) for k, v in prompts(False).items()}
+    assert run(model, one, LabCache(model, kind), prompt_lookup_num_tokens=3, max_new_tokens=6).shape == (1, 39)
