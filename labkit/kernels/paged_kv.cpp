@@ -45,6 +45,15 @@ static inline long find(const Call& c, long b, long k, long at, long last, long&
     return ((long)c.tables[b * c.width + at / c.size] * c.K + k) * c.size + slot;
 }
 
+// The processor foresees reads within a page of memory, and the next block lies in another: ask for it ahead of time.
+static inline const char* ahead(const Call& c, const void* side, long b, long k, long at, long last, long width) {
+    long count;
+    return (const char*)side + (at < last ? find(c, b, k, at, last, count) * width : 0);
+}
+static inline void fetch(const char* from, long bytes) {
+    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 // One block's vectors of one head as floats: where they lie, or converted into `buffer`.
 static const float* numbers(const Call& c, const void* side, const uint16_t* scale, const uint16_t* minimum, long at, long count,
                             float* buffer) {
@@ -91,13 +100,17 @@ template <int FIXED> static inline void add(float* to, const float* w, const flo
 
 // part: [R][D + 2], for each query its weighted values, its maximum, its sum.
 template <int FIXED> static void chunk(const Call& c, long b, long k, long first, long last, float* part, float* scores, float* buffer) {
-    const long R = c.G * c.T, D = c.D, start = c.starts[b];
+    const long R = c.G * c.T, D = c.D, start = c.starts[b], width = D * (c.kind == 0 ? 4 : c.kind == 1 ? 2 : 1);
     const float* q = c.q + (b * c.K + k) * R * D;
     for (long at = first, count; at < last; at += count) {
         const long place = find(c, b, k, at, last, count);
+        const char* next = ahead(c, c.keys, b, k, at + count, last, width);
         const float* keys = numbers(c, c.keys, c.key_scale, c.key_minimum, place, count, buffer);
         for (long r = 0; r < R; r++)
-            for (long s = 0; s < count; s++) scores[r * CHUNK + at - first + s] = dot<FIXED>(q + r * D, keys + s * D, D);
+            for (long s = 0; s < count; s++) {
+                if (r == 0) fetch(next + s * width, width);
+                scores[r * CHUNK + at - first + s] = dot<FIXED>(q + r * D, keys + s * D, D);
+            }
     }
     for (long r = 0; r < R; r++) {
         float *row = scores + r * CHUNK, *to = part + r * (D + 2), most = -INFINITY, sum = 0;
@@ -123,8 +136,12 @@ template <int FIXED> static void chunk(const Call& c, long b, long k, long first
     }
     for (long at = first, count; at < last; at += count) {
         const long place = find(c, b, k, at, last, count);
+        const char* next = ahead(c, c.values, b, k, at + count, last, width);
         const float* values = numbers(c, c.values, c.value_scale, c.value_minimum, place, count, buffer);
-        for (long r = 0; r < R; r++) add<FIXED>(part + r * (D + 2), scores + r * CHUNK + at - first, values, count, D);
+        for (long r = 0; r < R; r++) {
+            for (long s = r * count / R; s < (r + 1) * count / R; s++) fetch(next + s * width, width);
+            add<FIXED>(part + r * (D + 2), scores + r * CHUNK + at - first, values, count, D);
+        }
     }
 }
 

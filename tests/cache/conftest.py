@@ -67,3 +67,41 @@ def make_oracle():
 @pytest.fixture
 def feed():
     return _feed
+
+
+def _numbers(tokens):
+    """Keys of these tokens [1, K, T, D]: token t at place p is 1000 p + t, so a row shows what it holds."""
+    found = torch.tensor([1000.0 * place + token for place, token in enumerate(tokens)])
+    return found[None, None, :, None].expand(1, 2, len(tokens), 8)
+
+
+def _compute(view, tokens, documents=None):
+    """What a request does: look up, compute the rest, keep. Returns how many tokens it found."""
+    lease = view.lookup(tokens)
+    cache, found = lease.cache, lease.length
+    assert cache.lengths == (found,) and found < len(tokens)
+    assert _held(cache) == _numbers(tokens)[0, 0, :found, 0].tolist()
+    cache.advance(len(tokens) - found)
+    for layer in range(2):
+        cache.append(layer, _numbers(tokens)[:, :, found:], -_numbers(tokens)[:, :, found:])
+    view.keep(lease, cache, 0, tokens, documents)
+    cache.rewind(0)
+    return found
+
+
+def _held(cache):
+    if cache.length == 0:
+        return []
+    keys, values = cache.dense(1)
+    assert torch.equal(keys, -values)
+    return keys[0, 0, :, 0].tolist()
+
+
+@pytest.fixture
+def numbers():
+    return _numbers
+
+
+@pytest.fixture
+def compute():
+    return _compute
