@@ -119,6 +119,18 @@ def test_a_bad_request_is_one_sentence_and_status_2(arguments, expected, capsys)
         assert part in sentence
 
 
+@pytest.mark.parametrize("empty", [["--kv-format", ""], ["--kv-format="], ["--recipe", ""], ["--model", ""]], ids=" ".join)
+def test_an_empty_option_is_refused_and_not_taken_for_an_absent_one(empty, capsys):
+    assert main(["eval", "text", *empty]) == 2
+    assert f"{empty[0].rstrip('=')} is empty" in one_sentence(capsys.readouterr())
+
+
+@pytest.mark.parametrize("name", ["nonsense", "bf16_prerope", "int4_nonsense"])
+def test_a_kv_format_that_does_not_exist_is_refused_with_those_that_do(name, capsys):
+    assert main(["eval", "text", "--kv-format", name, "--limit", "640"]) == 2
+    assert "int4_kivi" in one_sentence(capsys.readouterr())
+
+
 def test_a_missing_model_folder_is_a_bad_request(capsys, monkeypatch):
     monkeypatch.setenv("LABKIT_OFFLINE", "1")
     assert main(["generate", "--prompt", "x", "--model", "/no/such/folder"]) == 2

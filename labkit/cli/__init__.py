@@ -17,6 +17,8 @@ from difflib import get_close_matches
 
 from labkit.errors import BadRequest
 
+MAY_BE_EMPTY = ("--prompt", "--formats", "--peers")  # the empty text, and a list of nothing
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
@@ -49,6 +51,10 @@ def _run(arguments: list[str]) -> int:
 
     from labkit.cli.app import app
 
+    for option, value in zip(arguments, [*arguments[1:], None]):
+        option, value = (option[:-1], "") if option.startswith("--") and option.endswith("=") else (option, value)
+        if value == "" and option.startswith("--") and option not in MAY_BE_EMPTY:  # an unset variable of a script
+            raise BadRequest(f"{option} is empty; give it a value, or leave it out for its default")
     command = typer.main.get_command(app)
     try:
         status = command.main(arguments, prog_name="labkit", standalone_mode=False)

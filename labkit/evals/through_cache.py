@@ -20,7 +20,7 @@ from torch import nn
 
 from labkit.cache import ContiguousCache, quantized_cache
 from labkit.cache.in_dtype import in_dtype
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.evals.text import CHUNK, SLICES, Passage, PassageScore, Remembered
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 
@@ -39,9 +39,9 @@ class ThroughCache:
 
     def __post_init__(self):
         object.__setattr__(self, "kv_format", get_kv_format(self.kv_format))
-        if not 1 <= self.chunk <= 16:
+        if not 1 <= whole_number(self.chunk, "chunk") <= 16:
             raise BadRequest(f"Chunks of {self.chunk} tokens; 1 to 16, or most keys would be read as they came.")
-        if not self.first < self.length <= 2048:
+        if not whole_number(self.first, "first", 1) < whole_number(self.length, "length") <= 2048:
             raise BadRequest(f"Passages of {self.length} tokens scored from {self.first}; give at most 2,048, and more.")
 
     @classmethod
@@ -79,6 +79,10 @@ def passages(tokenizer, limit: int | None = 4096, length: int = 1024, slices: Se
     """The evaluation documents of each slice joined, in pieces of exactly `length` tokens; `limit` tokens a slice."""
     from labkit.texts import evaluation_documents
 
+    if whole_number(length, "length", 2) and limit is not None:
+        whole_number(limit, "limit", 1)
+    if not slices or not set(slices) <= set(SLICES):
+        raise BadRequest(f"The slices are {slices!r}; give one or more of {', '.join(SLICES)}.")
     found = []
     for name in slices:
         held: list[int] = []

@@ -7,6 +7,7 @@ from labkit.cache import windowed_cache
 from labkit.errors import BadRequest
 from labkit.evals.text import Passage, results
 from labkit.evals.through_cache import ThroughCache, evaluate
+from labkit.evals.through_cache import passages as real_passages
 from labkit.model.tiny import tiny_model
 
 
@@ -60,6 +61,10 @@ def test_another_cache_can_be_read_the_same_way():
 @pytest.mark.parametrize("make", [lambda: ThroughCache("int8", chunk=17), lambda: ThroughCache("int8", first=1024),
                                   lambda: ThroughCache("int8", length=4096), lambda: ThroughCache("int9"),
                                   lambda: ThroughCache.up_to("int8", 300),
+                                  lambda: ThroughCache("int8", first=0), lambda: ThroughCache("int8", first=-5),
+                                  lambda: ThroughCache("int8", chunk=True), lambda: ThroughCache("int8", length="640"),
+                                  lambda: real_passages(None, slices=("poems",)), lambda: real_passages(None, slices=()),
+                                  lambda: real_passages(None, length=0), lambda: real_passages(None, limit=-1),
                                   lambda: ThroughCache("bits4").maker(tiny_model())])  # fmt: skip
 def test_what_cannot_be_read_is_refused(make):
     with pytest.raises(BadRequest):
