@@ -315,14 +315,14 @@ def test_human_evals_own_checker_inside_our_sandbox_says_the_same():
     from labkit.texts import humaneval
 
     theirs = Path(next(iter(found.submodule_search_locations)), "execution.py").read_text(encoding="utf-8") + PEER
-    problems = humaneval()[::4]
+    problems = humaneval()[::8]
     tasks = [(p, body) for p in problems for body in (p.canonical_solution, *STUBS[:1])]
-    for p in problems[:20]:
+    for p in problems[:10]:
         solution = p.canonical_solution
         tasks += [(p, solution.replace("return ", "return not ", 1)), (p, solution.replace("1", "2")), (p, solution[4:]),
                   (p, solution.replace("return ", "yield ")), (p, solution.rstrip() + "  # and\n\nassert False\n")]  # fmt: skip
     ours = check_all([Sample(p.prompt + body, p.test, p.entry_point, p.prompt) for p, body in tasks], Limits(timeout_s=10))
-    assert None not in {v.passed for v in ours} and 20 < sum(v.passed for v in ours) < len(ours)
+    assert None not in {v.passed for v in ours} and 10 < sum(v.passed for v in ours) < len(ours)
     given = [(vars(p), body) for p, body in tasks]
     asks = f"def check(candidate):\n    found = candidate({given!r})\n    assert found == {[v.passed for v in ours]!r}, found\n"
     limits = Limits(timeout_s=100, memory_mb=2048, processes=64, files=256)
