@@ -32,6 +32,9 @@ def keys_and_values(model, tokens: Sequence[int]) -> tuple[list[Tensor], list[Te
 
 def relative_errors(layers: Sequence[Tensor], part: Part) -> tuple[float, float]:
     """(predicted, measured) root mean square error over all layers, as a share of the root mean square."""
+    if part.axis is None or not layers or min(numbers.shape[1] for numbers in layers) < part.block:
+        raise BadRequest(f"Errors are those of a quantised part over at least {part.block if part.axis else 1} tokens of at least "
+                         "one layer; give longer texts, or a part with an axis.")
     expected = found = size = 0.0
     for numbers in layers:
         whole = numbers[:, : numbers.shape[1] // part.block * part.block]
@@ -41,7 +44,7 @@ def relative_errors(layers: Sequence[Tensor], part: Part) -> tuple[float, float]
         held = decode(encode(whole[None], part), part, whole.shape[-1])[0]
         found += float((held - whole).double().square().mean())
         size += float(whole.double().square().mean())
-    return (expected / size) ** 0.5, (found / size) ** 0.5
+    return ((expected / size) ** 0.5, (found / size) ** 0.5) if size else (0.0, 0.0)  # zeros stay zeros
 
 
 def channel_sizes(numbers: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from labkit.cache import ContiguousCache, KVCache, quantized_cache
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.measure.clock import Timing, interleave
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 from labkit.plan.memory import KVShape
@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def made_up(kv_format: str | KVFormat, shape: KVShape, tokens: int, more: int = 8, dtype=torch.bfloat16,
             device="cpu") -> KVCache:  # fmt: skip
     """A cache of `tokens` random tokens, with room for `more`; a plain format is its own dtype."""
-    found = get_kv_format(kv_format)
+    found, tokens = get_kv_format(kv_format), whole_number(tokens, "tokens", 1)
     if not found.packed and found.name not in DTYPES:
         raise BadRequest(f"KV format {found.name} is a number for plans; choose one that can be stored.")
     maker: Callable = quantized_cache(found) if found.packed else ContiguousCache
@@ -54,6 +54,9 @@ def layer_times(shape: KVShape, heads: int, formats: Sequence[str], tokens: int,
     """{format: seconds of one layer's append and attend for one more token}, in turns."""
     one_layer = KVShape(shape.layers[:1])
     layer = shape.layers[0]
+    if not formats or whole_number(heads, "heads", 1) % layer.num_kv_heads:
+        raise BadRequest(f"{heads} query heads share {layer.num_kv_heads} KV heads, in {len(formats)} formats; give a multiple of "
+                         "the KV heads, and at least one format.")
     calls = {}
     for name in formats:
         cache = made_up(name, one_layer, tokens, dtype=dtype, device=device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache.contiguous import ContiguousCache
-from labkit.cache.contract import KVCache
+from labkit.cache.contract import KVCache, whole_number
 from labkit.cache.evicting import EvictingCache
 from labkit.cache.packed_blocks import decode
 from labkit.cache.quantized import QuantizedCache
@@ -25,12 +25,16 @@ from labkit.errors import BadRequest
 
 def held_keys(cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:
     """Keys [B, K, S, D] in float32 as `cache` holds them, and the position of each slot [B, S] (2**62: empty)."""
+    if not 0 <= whole_number(layer, "layer") < cache.shape.num_layers:
+        raise BadRequest(f"There is no layer {layer}; this cache has layers 0 to {cache.shape.num_layers - 1}.")
     spec = cache.shape.layers[layer]
     if spec.latent_dim is not None or spec.shared_with is not None:
         raise BadRequest(f"Layer {layer} holds a latent or another layer's keys; look at a layer with keys of its own.")
+    if isinstance(cache, QuantizedCache) and cache.frequencies is not None:
+        raise BadRequest("These keys are stored before RoPE; look at a format that quantises them after it.")
+    if cache.length == 0:
+        raise BadRequest("The cache holds no tokens yet; pass some through the model first.")
     if isinstance(cache, QuantizedCache):
-        if cache.frequencies is not None:
-            raise BadRequest("These keys are stored before RoPE; look at a format that quantises them after it.")
         return _packed_keys(cache, layer)
     if isinstance(cache, EvictingCache):
         return cache.keys[layer].float(), cache.positions[layer]
@@ -90,4 +94,6 @@ class Watched:
         return self.cache.attend(layer, queries, scale)
 
     def weights(self, layer: int) -> tuple[Tensor, Tensor]:
+        if layer not in self.queries:
+            raise BadRequest(f"No queries of layer {layer} were seen; pass some tokens through a model that has it first.")
         return last_weights(self.cache, layer, self.queries[layer], self.scales[layer])

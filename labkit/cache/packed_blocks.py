@@ -150,6 +150,8 @@ def decode(held: dict[str, Tensor], part: Part, width: int) -> Tensor:
     """The numbers that the packed tensors of some tokens stand for: float32 [B, K, T, D]."""
     codes = raw(held, part, width)
     B, K, T, D = codes.shape
+    if T == 0:
+        return codes
     if part.axis == "token" and part.group:
         codes = pad(codes, (0, -D % part.group))
     groups = codes.view(B, K, T, -1, part.group or D) if part.axis == "token" else codes.view(B, K, -1, part.group, D)

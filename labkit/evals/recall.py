@@ -16,8 +16,9 @@ from random import Random
 
 import torch
 
+from labkit.cache import cache_maker
 from labkit.cache.looking import Watched
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ THINGS = ("piano boat ladder mirror kettle garden wagon carpet camera window bla
 
 def who_said_what(tokenizer, lines: int = 40, questions: int = 12, seed: int = 0) -> Recall:
     """`lines` sentences by four speakers, who speak one after the other, and questions spread evenly over them."""
-    if not 1 <= questions <= lines <= len(THINGS):
+    if not 1 <= whole_number(questions, "questions") <= whole_number(lines, "lines") <= len(THINGS):
         raise BadRequest(f"{lines} lines and {questions} questions; give 1 to {len(THINGS)} lines, and no more questions.")
     random = Random(seed)
     things = random.sample(THINGS, lines)
@@ -85,7 +86,7 @@ FACTS = (
 
 def contract(tokenizer, clauses: int = 44, seed: int = 0) -> Recall:
     """Numbered clauses, five of them facts: the first, the last but one, and three evenly between."""
-    if clauses < 2 * len(FACTS):
+    if whole_number(clauses, "clauses") < 2 * len(FACTS):
         raise BadRequest(f"A contract of {clauses} clauses; give at least {2 * len(FACTS)}.")
     random, text, asked = Random(seed), _Text(tokenizer), []
     at = {round(i * (clauses - 2) / (len(FACTS) - 1)): fact for i, fact in enumerate(FACTS)}
@@ -117,13 +118,17 @@ class _Text:
 
 
 @torch.inference_mode()
-def ask(model, recall: Recall, make_cache: Callable, chunk: int = 64) -> tuple[list[Answer], Watched]:
+def ask(model, recall: Recall, make_cache: str | Callable, chunk: int = 64) -> tuple[list[Answer], Watched]:
     """Read the text in chunks into a cache, then ask all questions at once; the answers, and the cache as it was then."""
+    maker = cache_maker(make_cache)
+    if maker is None:
+        raise BadRequest('The cache "none" holds nothing that could be asked about; choose another.')
+    chunk = whole_number(chunk, "chunk", 1)
     encode = model.tokenizer.encode
     questions = [encode(question.text) for question in recall.questions]
     counts = [len(ids) for ids in questions]
     capacity = len(recall.tokens) + max(counts)
-    cache = make_cache(model.config.kv_shape, batch=1, capacity=capacity, dtype=model.dtype, device=model.device)
+    cache = maker(model.config.kv_shape, batch=1, capacity=capacity, dtype=model.dtype, device=model.device)
     for piece in torch.tensor([recall.tokens], device=model.device).split(chunk, 1):
         model.hidden_states(piece, cache)
     cache.select([0] * len(questions))

@@ -18,7 +18,7 @@ from labkit.errors import BadRequest
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Integer codes [R, K] (signed ones as two's complement) -> uint8 [R, ceil(K*bits/8)]."""
-    rows, length = codes.shape
+    length = codes.shape[1]
     if codes.is_floating_point():
         raise BadRequest(f"Packing takes integer codes and got {codes.dtype}; round and clamp before packing.")
     lowest, highest = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
@@ -29,22 +29,21 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         return codes.contiguous()
     if bits in (2, 4):  # codes do not straddle bytes
         per_byte = 8 // bits
-        codes = torch.nn.functional.pad(codes, (0, -length % per_byte)).view(rows, -1, per_byte)  # [R, bytes, codes]
+        codes = torch.nn.functional.pad(codes, (0, -length % per_byte)).unflatten(1, (-1, per_byte))  # [R, bytes, codes]
         packed = codes[..., 0].clone()
         for position in range(1, per_byte):
             packed |= codes[..., position] << (bits * position)
         return packed
-    codes = torch.nn.functional.pad(codes, (0, -length % 8)).view(rows, -1, 8).to(torch.int64)  # [R, words, 8]
+    codes = torch.nn.functional.pad(codes, (0, -length % 8)).unflatten(1, (-1, 8)).to(torch.int64)  # [R, words, 8]
     word = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
     for position in range(8):
         word |= codes[..., position] << (bits * position)
     octets = torch.stack([(word >> (8 * byte)) & 255 for byte in range(bits)], -1)  # [R, words, bits]
-    return octets.view(rows, -1)[:, : math.ceil(length * bits / 8)].to(torch.uint8)
+    return octets.flatten(1)[:, : math.ceil(length * bits / 8)].to(torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, length: int, signed: bool = False) -> Tensor:
     """uint8 [R, ceil(K*bits/8)] -> codes [R, K]: uint8, or int8 when `signed`."""
-    rows = packed.shape[0]
     if packed.shape[1] != math.ceil(length * bits / 8):
         raise BadRequest(
             f"{length} codes of {bits} bits are {math.ceil(length * bits / 8)} bytes a row, but the rows have {packed.shape[1]}."
@@ -53,12 +52,12 @@ def unpack(packed: Tensor, bits: int, length: int, signed: bool = False) -> Tens
         codes = packed
     elif bits in (2, 4):
         shifts = range(0, 8, bits)
-        codes = torch.stack([(packed >> shift) & ((1 << bits) - 1) for shift in shifts], -1).view(rows, -1)[:, :length]
+        codes = torch.stack([(packed >> shift) & ((1 << bits) - 1) for shift in shifts], -1).flatten(1)[:, :length]
     else:
-        octets = torch.nn.functional.pad(packed, (0, -packed.shape[1] % bits)).view(rows, -1, bits).to(torch.int64)
+        octets = torch.nn.functional.pad(packed, (0, -packed.shape[1] % bits)).unflatten(1, (-1, bits)).to(torch.int64)
         word = sum(octets[..., byte] << (8 * byte) for byte in range(bits))  # [R, words]
         codes = torch.stack([(word >> (bits * i)) & ((1 << bits) - 1) for i in range(8)], -1)
-        codes = codes.view(rows, -1)[:, :length].to(torch.uint8)
+        codes = codes.flatten(1)[:, :length].to(torch.uint8)
     if not signed:
         return codes
     if bits == 8:

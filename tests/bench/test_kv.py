@@ -8,6 +8,7 @@ from labkit.errors import BadRequest
 from labkit.measure.clock import Timing
 from labkit.model.tiny import tiny_model
 from labkit.plan.kv_formats import Part, get_kv_format
+from labkit.plan.memory import KVShape
 
 TOKEN, CHANNEL = Part(4, "token", None, 16, 16), Part(4, "channel", 32, 16, 16)
 
@@ -72,3 +73,16 @@ def test_the_prediction_adds_layers_to_the_rest():
 def test_a_format_that_cannot_be_stored_is_refused():
     with pytest.raises(BadRequest, match="bits8"):
         kv_steps.made_up("bits8", tiny_model("llama").config.kv_shape, 10)
+
+
+def test_errors_need_a_block_of_a_quantised_part_and_zeros_have_none():
+    for layers, part in (([torch.randn(2, 8, 8)], CHANNEL), ([], CHANNEL), ([torch.randn(2, 64, 8)], Part(16))):
+        with pytest.raises(BadRequest):
+            kv_errors.relative_errors(layers, part)
+    assert kv_errors.relative_errors([torch.zeros(2, 64, 8)], CHANNEL) == (0, 0)
+
+
+@pytest.mark.parametrize("given", [(4, [], 9), (3, ["int8"], 9), (4, ["int8"], 0), (4, ["int8"], "x"), (0, ["int8"], 9)])
+def test_steps_that_cannot_be_timed_are_refused(given):
+    with pytest.raises(BadRequest):
+        kv_steps.layer_times(KVShape.uniform(1, 2, 8), *given)

@@ -65,3 +65,23 @@ def test_an_empty_slot_has_no_position_of_the_text():
     keys, positions = held_keys(cache, 0)
     assert keys.shape[2] == positions.shape[1]
     assert sorted(p for p in positions[0].tolist() if p < 2**62) == list(range(50))
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_keys_that_are_all_in_the_tail_are_shown(tokens):
+    cache, keys = make_cache("int4", SHAPE, batch=1), torch.randn(1, 2, tokens, 16)
+    cache.advance(tokens)
+    cache.append(0, keys, keys)
+    assert torch.equal(held_keys(cache, 0)[0], keys)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "windowed", "int8", "int4", "observed"])
+def test_there_must_be_something_to_look_at(kind):
+    cache = make_cache(kind, SHAPE, batch=1)
+    with pytest.raises(BadRequest, match="no tokens yet"):
+        held_keys(cache, 0)
+    for layer in (-1, 9, "0"):
+        with pytest.raises(BadRequest, match="layer"):
+            held_keys(cache, layer)
+    with pytest.raises(BadRequest, match="No queries"):
+        Watched(cache).weights(0)

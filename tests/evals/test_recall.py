@@ -100,3 +100,18 @@ def test_the_head_that_looks_hardest_is_found():
             return plain, torch.arange(4)[None]
 
     assert recall.best_head(text, Looks()) == (1, 1)
+
+
+@pytest.mark.parametrize("options", [{"chunk": 0}, {"chunk": 1.5}, {"chunk": None}, {"make_cache": "none"}, {"make_cache": "nonsense"},
+                                     {"make_cache": None}], ids=str)  # fmt: skip
+def test_a_text_is_read_in_whole_chunks_into_a_cache_that_there_is(model, options):
+    with pytest.raises(BadRequest):
+        recall.ask(model, recall.who_said_what(model.tokenizer, 4, 2), **({"make_cache": "int8"} | options))
+
+
+@pytest.mark.parametrize("make", [lambda t: recall.who_said_what(t, lines=0), lambda t: recall.who_said_what(t, lines=2.5),
+                                  lambda t: recall.who_said_what(t, lines=3, questions=4), lambda t: recall.contract(t, clauses=9),
+                                  lambda t: recall.contract(t, clauses="x")])  # fmt: skip
+def test_texts_that_cannot_be_made_are_refused(model, make):
+    with pytest.raises(BadRequest):
+        make(model.tokenizer)

@@ -40,6 +40,12 @@ def test_every_code_comes_back_at_every_length(bits, length):
     assert torch.equal(unpack(pack(signed, bits), bits, length, signed=True).long(), signed)
 
 
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_no_rows_are_no_bytes(bits):
+    packed = pack(torch.zeros(0, 20, dtype=torch.int64), bits)
+    assert packed.shape == (0, -(-20 * bits // 8)) and unpack(packed, bits, 20).shape == (0, 20)
+
+
 def test_the_sign_of_nibble_eight():
     assert unpack(torch.tensor([[0x78]], dtype=torch.uint8), 4, 2, signed=True).tolist() == [[-8, 7]]
     assert unpack(torch.tensor([[0x78]], dtype=torch.uint8), 4, 2).tolist() == [[8, 7]]
