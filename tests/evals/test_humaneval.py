@@ -184,6 +184,16 @@ def test_batch_order_shards_and_resume_change_no_record(own, model, tmp_path):
     assert run(task, model, tmp_path / "run.jsonl", batch=3) == whole
 
 
+def test_it_reads_and_writes_through_another_cache(own, model):
+    from labkit.cache import CACHES
+
+    exact = run(make(model, limit=3, **SHORT), model)
+    coarse = make(model, limit=3, reader={"make_cache": CACHES["int8"], "chunk": 16}, **SHORT)
+    for one, other in zip(exact, run(coarse, model)):
+        before, after = one.value("bits_per_byte"), other.value("bits_per_byte")
+        assert before != after and after == pytest.approx(before, rel=0.05)
+
+
 def test_samples_do_not_depend_on_what_stands_beside_them(own, model):
     task = make(model, samples=3, k=(1, 3), sampling=Sampling(temperature=1.0, seed=5), **SHORT)
     assert [m.name for m in task.metrics if not m.share] == ["bits_per_byte", "pass@1", "pass@3"]

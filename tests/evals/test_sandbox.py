@@ -86,6 +86,14 @@ def test_right_is_right_and_wrong_is_wrong_in_order():
 
 
 @executes
+@pytest.mark.parametrize("name, value", [("PYTHONOPTIMIZE", "2"), ("PYTHONSTARTUP", "/nowhere"), ("PYTHONHOME", "/nowhere")])
+def test_pythons_own_settings_do_not_reach_the_grader(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)  # without asserts every program would pass
+    verdicts = check_all([Sample(code, TEST, "f") for code in (HONEST, "def f(x):\n    return None")])
+    assert [v.passed for v in verdicts] == [True, False]
+
+
+@executes
 @pytest.mark.parametrize(
     "test, message",
     [

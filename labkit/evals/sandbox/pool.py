@@ -122,7 +122,7 @@ def _judge(sample: Sample, limits: Limits, isolation: Isolation, cancelled: thre
         command = [sys.executable, "-s", "-P", "-S", "-B", str(GRADER)]
         grader = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": ""},
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | {"PYTHONHASHSEED": "0"},
         )  # fmt: skip
         lines = _talk(grader, job, limits.timeout_s + START_S, cancelled)
     seconds = time.perf_counter() - began
