@@ -99,7 +99,7 @@ from labkit.show.tables import table
 # %%
 if threads:
     torch.set_num_threads(threads)
-SIZES = {"quick": (640, 640, 1024, 7), "standard": (2048, 1024, 2048, 15),
+SIZES = {"quick": (640, 640, 1024, 7), "standard": (1024, 1024, 2048, 15),
          "full": (8192, 1024, 4096, 25)}
 limit, length, long_context, repeats = SIZES[scale]
 quick = scale == "quick"
@@ -279,8 +279,8 @@ table(loss_rows, units={"same first token": "%"})
 # In nats a token: 0.01 is hard to notice. The rows of `int4` have codes of the same
 # size and almost the same bytes; only who shares a scale differs. That is the picture
 # with the stripes, in numbers. One page gives no interval: at `quick`, trust
-# differences of several times, not of a few per cent. `standard` has more pages, and
-# code.
+# differences of several times, not of a few per cent. `standard` has longer pages, of
+# prose and of code.
 
 # %%
 fig, ax = canvas(height=3.3)
