@@ -25,6 +25,7 @@ class Row:
     method: str
     bits: float
     seeds: int
+    n: int  # tokens scored; of trials on texts of several lengths only those on the longest count
     kl: dict[str, Spread]
     of_rounding: dict[str, Spread]  # empty for what is rounded, and where the format has no rounded trial
 
@@ -43,13 +44,17 @@ def rows(records: Sequence[Record]) -> list[Row]:
     for record in records:
         groups.setdefault((record.details["format"], record.details["method"]), []).append(record)
     found = []
+    for key, trials in groups.items():
+        most = max(record.n for record in trials)
+        groups[key] = [record for record in trials if record.n == most]
     for (format, method), trials in groups.items():
         kls = {s: [r.details["slices"][s]["kl"] for r in trials] for s in SLICES}
         base = groups.get((format, "rtn")) if method != "rtn" else None
+        base = base if base and base[0].n == trials[0].n else None
         ratios = {s: [kl[0] / base[0].details["slices"][s]["kl"][0] for kl in kls[s]] for s in SLICES} if base else {}
         found.append(
             Row(
-                format, method, trials[0].details["bits"], len(trials),
+                format, method, trials[0].details["bits"], len(trials), trials[0].n,
                 {s: tuple(kls[s][0]) if len(trials) == 1 else spread([kl[0] for kl in kls[s]]) for s in SLICES},
                 {s: spread(values) for s, values in ratios.items()},
             )

@@ -1,6 +1,6 @@
 """The table of methods: RTN, GPTQ, AWQ, clipping and their sums on one model, over several calibration seeds.
 
-    python -m labkit.evals.quantization_table [RECORDS: data/quantization_trials.jsonl] [SEEDS: 3] [TOKENS A SLICE: 1024]
+    python -m labkit.evals.quantization_table [RECORDS: data/quantization_trials.jsonl] [SEEDS: 3] [TOKENS A SLICE: 2048]
 
 A record a trial (KL in nats a token, slice `all`, interval over passages; the slices in its details), and the ratio to
 rounding is a ratio of records. A seed chooses the calibration text and nothing else; the spread over seeds says which
@@ -42,7 +42,7 @@ CALIBRATED = (
 )
 # With the first seed only: a mixed recipe, with and without a method, and what it stands against.
 AT_FIVE = (("mixed", "rtn"), ("mixed", "awq+gptq+clip"), ("int5_g64_zp", "awq+gptq+clip"))
-SEQUENCES, LENGTH = 48, 256
+SEQUENCES, LENGTH = 96, 256
 BUDGET, SEEDS = 5.0, (0, 1, 2)
 
 
@@ -52,14 +52,20 @@ def calibration(model, seed: int, sequences: int = SEQUENCES, length: int = LENG
     return Calibration.from_text(texts, model.tokenizer, length, sequences, batch=8, seed=seed)
 
 
-def record_of(trial: Trial, model, seed: int | None = None, tokens: int | None = None, **details) -> Record:
+def item_of(name: str, seed: int | None, limit: int) -> str:
+    return f"{name}, seed {seed}, {limit} tokens a slice"
+
+
+def record_of(
+    trial: Trial, model, limit: int, seed: int | None = None, tokens: int | None = None, **details
+) -> Record:
     """A trial as a record: what it lost, on how many bits, and its slices."""
     value, low, high = trial.kl()
     slices = {s: {"kl": trial.kl(s), "top1": trial.top1(s), "n": trial.tokens(s)} for s in ("code", "prose")}
     return Record(
         WHAT, value, "nats/token", n=trial.tokens(), low=low, high=high, seed=seed, model=model.name,
         revision=model.revision, dtype="float32", device=str(model.device), threads=torch.get_num_threads(),
-        item=f"{trial.name}, seed {seed}",
+        item=item_of(trial.name, seed, limit),
         details={"format": trial.name.split()[0], "method": trial.method, "bits": trial.bits,
                  "calibration_tokens": tokens, "slices": slices, **details},
     )  # fmt: skip
@@ -75,20 +81,20 @@ def mixed(trials: Trials, budget: float = BUDGET, tokens: int = 128) -> dict[str
     return mixed_formats(loss, trials.statistics, budget)
 
 
-def run(path, seeds=SEEDS, limit: int = 1024, name: str = "default", methods=CALIBRATED) -> None:
+def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CALIBRATED) -> None:
     """Every trial that the file does not hold yet, rounding first, then seed by seed."""
     model = load_model(name)
     trials = Trials(model, TextTask(model.tokenizer, limit).items())
     with RecordWriter(path) as writer:
 
         def missing(format: str, method: str, seed: int | None) -> bool:
-            return not writer.done(WHAT, f"{format} {method}, seed {seed}")
+            return not writer.done(WHAT, item_of(f"{format} {method}", seed, limit))
 
         def add(format: str, method: str, seed: int | None, overrides=None, **details) -> None:
             if missing(format, method, seed):
                 base = "int4_g64_zp" if overrides else format
                 trial = trials.run(base, method, name=f"{format} {method}", overrides=overrides or {})
-                writer.write(record_of(trial, model, seed, **details))
+                writer.write(record_of(trial, model, limit, seed, **details))
                 print(f"{format} {method}, seed {seed}", flush=True)
 
         for format in ROUNDED:
@@ -114,5 +120,5 @@ if __name__ == "__main__":
     run(
         given[0] if given else data_path(FILE),
         range(int(given[1]) if len(given) > 1 else 3),
-        int(given[2]) if len(given) > 2 else 1024,
+        int(given[2]) if len(given) > 2 else 2048,
     )

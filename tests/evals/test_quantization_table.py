@@ -1,5 +1,7 @@
 """The table of methods on a tiny model: every trial is there once, and a second call adds nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.evals import quantization_table as tables
@@ -52,6 +54,11 @@ def test_rows_sum_up_over_seeds_and_compare_with_rounding(tiny, tmp_path):
     mine = [r.details["slices"]["code"]["kl"][0] for r in records if r.details["method"] == "gptq"]
     assert gptq.kl["code"] == (sum(mine) / 2, min(mine), max(mine))
     assert gptq.of_rounding["code"][1] == pytest.approx(min(mine) / rounded.kl["code"][0])
+    tables.run(path, (0,), 99, methods=(("int4_g64_zp", "gptq"),))  # "longer" text: trials of their own
+    assert len(list(read_records(path))) == 2 * len(records) - 1
+    longer = [replace(r, n=2 * r.n, value=0.0) for r in records if r.seed == 0 and r.details["method"] == "gptq"]
+    (one,) = [row for row in rows([*records, *longer]) if row.method == "gptq"]
+    assert (one.seeds, one.n, one.of_rounding) == (1, 2 * records[0].n, {})
     assert [row.bits for row in rows(records)] == sorted((row.bits for row in rows(records)), reverse=True)
 
 
