@@ -13,6 +13,7 @@ Each runs as its own guide says. `make peers` installs those that are light; a m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 from labkit.errors import BadRequest
 
@@ -43,7 +44,24 @@ def quantized_peer(name: str, folder, device="cpu"):
         decoder, quantize = read(), _torchao(name, device)
         quantize(decoder.model.layers)
         return decoder
-    return read(quantization_config=_config(name), device_map=str(device))
+    decoder = read(quantization_config=_config(name), device_map=str(device))
+    if name == "quanto-int4":
+        _leave_inference_mode(decoder)
+    return decoder
+
+
+def _leave_inference_mode(decoder) -> None:
+    """quanto's INT4 weights are a tensor subclass that PyTorch's inference mode does not let it unpack."""
+    import torch
+
+    forward = decoder.forward
+
+    @wraps(forward)
+    def call(*args, **kwargs):
+        with torch.inference_mode(False), torch.no_grad():
+            return forward(*args, **kwargs)
+
+    decoder.forward = call
 
 
 def _torchao(name: str, device) -> Callable:

@@ -170,3 +170,15 @@ def test_a_quantised_file_is_not_benched_under_another_recipes_name():
 
     with pytest.raises(BadRequest, match="small.safetensors is quantised already.*fp32"):
         load("small.safetensors", "fp32")
+
+
+def test_a_peer_that_inference_mode_stops_is_called_outside_it():
+    import torch
+
+    from labkit.bench.quantized_peers import _leave_inference_mode
+
+    layer = torch.nn.Linear(3, 2)
+    _leave_inference_mode(layer)
+    with torch.inference_mode():
+        out = layer(torch.ones(1, 3))
+    assert not out.is_inference() and not out.requires_grad
