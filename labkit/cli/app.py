@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import labkit
-from labkit.cli import judge, lab, text
+from labkit.cli import evaluate, judge, lab, text
 from labkit.cli.bench import bench
 
 app = typer.Typer(
@@ -39,5 +39,5 @@ app.command()(lab.run)
 app.command()(text.generate)
 app.command()(text.plan)
 app.command()(judge.quantize)
-app.command(name="eval")(judge.evaluate)
+app.command(name="eval")(evaluate.evaluate)
 app.add_typer(bench, name="bench")

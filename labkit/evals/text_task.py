@@ -19,9 +19,16 @@ from labkit.errors import BadRequest
 from labkit.evals.reading import Passage, cut
 from labkit.evals.task import ItemScore, Metric
 from labkit.evals.text import score
+from labkit.evals.through_cache import ThroughCache, evaluate
 from labkit.texts import EVALUATION_SLICES, LANGUAGES, evaluation_documents
 
 SLICES = ("code", "prose", *LANGUAGES[1:])
+COMPARED = (Metric("kl", "nats/token", higher_is_better=False), Metric("top1"))
+BOUNDED = (Metric("kl_lower_bound", "nats/token", higher_is_better=False), Metric("top1"))
+ALONE = (
+    Metric("bits_per_byte", "bits/byte", higher_is_better=False),
+    Metric("nats_per_token", "nats/token", higher_is_better=False),
+)
 
 
 def make(model, limit: int | None = None, **options) -> Text:
@@ -43,11 +50,9 @@ class Text:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        kl = "kl_lower_bound" if hasattr(self.reference, "compare") else "kl"
-        compared = (Metric(kl, "nats/token", higher_is_better=False), Metric("top1"))
-        alone = (Metric("bits_per_byte", "bits/byte", higher_is_better=False),
-                 Metric("nats_per_token", "nats/token", higher_is_better=False))  # fmt: skip
-        return (*compared, *alone) if self.reference is not None else alone
+        if self.reference is None:
+            return ALONE
+        return (*(BOUNDED if hasattr(self.reference, "compare") else COMPARED), *ALONE)
 
     def items(self) -> list[Passage]:
         found = []
@@ -69,3 +74,21 @@ def as_item(found, kl: str = "kl") -> ItemScore:
     if found.kl is not None:
         metrics = {kl: (found.kl, found.n), "top1": (found.top1, found.n), **metrics}
     return ItemScore(found.id, found.slice, metrics, n=found.n)
+
+
+@dataclass(frozen=True)
+class TextThroughCache:
+    """The same sums read through a KV cache of a format; see `through_cache` for which tokens count."""
+
+    how: ThroughCache
+    passages: Sequence[Passage]
+    reference: object = None
+    name = "text"
+    metrics = (*COMPARED, *ALONE)
+
+    def items(self) -> Sequence[Passage]:
+        return self.passages
+
+    def score(self, model, items: Sequence[Passage]) -> Iterator[ItemScore]:
+        for passage in items:
+            yield as_item(evaluate(model, [passage], self.how, self.reference)[0])
