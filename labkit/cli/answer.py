@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from labkit.errors import BadRequest
+
 stdout = sys.stdout  # set by `main`, which sends everything else to stderr under --json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
@@ -65,6 +67,15 @@ class Steps:
         elif time.monotonic() - self.last >= self.every_s:
             self.last = time.monotonic()
             say(text)
+
+
+def parse_length(text: str) -> int | str:
+    """A draft length as it is written on the command line."""
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise BadRequest(f'--draft-length is {text!r}; give a whole number from 0 up, or "auto"')
+    return int(text)
 
 
 def use_threads(threads: int | None) -> None:

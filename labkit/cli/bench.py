@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.answer import Device, Json, Model, Threads, answer, say
+from labkit.cli.answer import Device, Json, Model, Threads, answer, parse_length, say
 from labkit.errors import BadRequest
 
 bench = typer.Typer(
@@ -34,6 +34,7 @@ def decode(
     device: Device = "cpu",
     threads: Threads = None,
     kernels: Kernels = "auto",
+    explain: Annotated[bool, typer.Option("--explain", help="Also where the time of one step goes.")] = False,
     as_json: Json = False,
 ) -> None:
     """Time per output token, tok/s and the share of this machine's read bandwidth.
@@ -44,7 +45,9 @@ def decode(
     from labkit.bench import decode as room
 
     own, others = _arms(formats, peers)
-    result = room.run(model, own, others, threads, prompt_tokens, new_tokens, repeats, device, on_progress=say, kernels=kernels)
+    result = room.run(
+        model, own, others, threads, prompt_tokens, new_tokens, repeats, device, on_progress=say, kernels=kernels, explain=explain
+    )
     answer(result, as_json, room.render(result))
 
 
@@ -69,6 +72,54 @@ def prefill(
 
     own, others = _arms(formats, peers)
     result = room.run(model, own, others, threads, prompt_tokens, repeats, device, on_progress=say, kernels=kernels)
+    answer(result, as_json, room.render(result))
+
+
+@bench.command("kernels")
+def kernels_(
+    formats: Formats = "fp32,bf16,int8,int4",
+    model: Model = "default",
+    rows: Annotated[int, typer.Option(min=1, help="Rows (tokens) multiplied at once.")] = 1,
+    repeats: Repeats = 7,
+    device: Device = "cpu",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """The products of one layer, kernel against kernel, with weights that come from memory.
+
+    \b
+    Example:  labkit bench kernels --formats bf16,int4 --rows 5
+    """
+    from labkit.bench import kernels as room
+
+    result = room.run(model, _arms(formats, "")[0], rows, threads, repeats, device, on_progress=say)
+    answer(result, as_json, room.render(result))
+
+
+@bench.command()
+def speculate(
+    arms: Annotated[str, typer.Option(help="DRAFTER:TASK, separated by commas; without it the usual ten.")] = "",
+    recipe: Annotated[str, typer.Option(help="The target's: fp32, bf16, int8, int4 or a format.")] = "bf16",
+    model: Model = "default",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts a task.")] = 4,
+    new_tokens: Annotated[int, typer.Option(min=2, help="At most so many new tokens a prompt.")] = 64,
+    draft_length: Annotated[str, typer.Option(help="Tokens drafted a pass, or auto; without it 8 looked up, 3 otherwise.")] = "",
+    repeats: Repeats = 3,
+    device: Device = "cpu",
+    threads: Threads = None,
+    kernels: Kernels = "auto",
+    as_json: Json = False,
+) -> None:
+    """Drafters on tasks, against plain decoding of the same weights.
+
+    \b
+    Example:  labkit bench speculate --arms lookup:edit,int4_g32_zp:chat --recipe bf16
+    """
+    from labkit.bench import speculate as room
+
+    asked = [name.strip() for name in arms.split(",") if name.strip()] or room.ARMS
+    length = parse_length(draft_length) if draft_length else None
+    result = room.run(model, asked, recipe, threads, prompts, new_tokens, repeats, length, device, kernels, say)
     answer(result, as_json, room.render(result))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.answer import Device, Json, Model, Threads, answer, say, use_threads
+from labkit.cli.answer import Device, Json, Model, Threads, answer, parse_length, say, use_threads
 from labkit.errors import BadRequest
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -27,6 +27,8 @@ def generate(
     seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")] = None,
     cache: Annotated[str, typer.Option(help="The KV cache: none, contiguous …")] = "contiguous",
+    drafter: Annotated[str | None, typer.Option(help="Guess and verify: lookup, int4_g32_zp, a model …")] = None,
+    draft_length: Annotated[str, typer.Option(help="Tokens drafted a pass, or auto.")] = "4",
     device: Device = "cpu",
     threads: Threads = None,
     as_json: Json = False,
@@ -36,10 +38,12 @@ def generate(
     \b
     Example:  labkit generate --prompt "Name three colours." --max-new-tokens 32
               labkit generate --raw --prompt "def add(a, b):" --json
+              labkit generate --prompt "Why is the sea salty?" --drafter int4_g32_zp --draft-length auto
     """
     dtype = DTYPES.get(dtype, dtype)
     if dtype not in DTYPES.values():
         raise BadRequest(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES.values())}")
+    length = parse_length(draft_length)
     import torch
 
     from labkit.generate import InvalidLogits, Sampling
@@ -56,12 +60,18 @@ def generate(
     def show(token) -> None:
         print(token.text, end="", flush=True)
 
+    extra, failures = {}, (InvalidLogits,)
+    if drafter is not None:
+        from labkit.speculate import DrafterFailed
+        from labkit.speculate import generate as run_generate
+
+        extra, failures = {"drafter": drafter, "draft_length": length}, (InvalidLogits, DrafterFailed)
     try:
         done = run_generate(
-            loaded, text if raw else loaded.tokenizer.chat(text), max_new_tokens=max_new_tokens,
-            sampling=sampling, stop=tuple(stop or ()), cache=cache, on_token=None if as_json else show,
+            loaded, text if raw else loaded.tokenizer.chat(text), max_new_tokens=max_new_tokens, sampling=sampling,
+            stop=tuple(stop or ()), cache=cache, on_token=None if as_json else show, **extra,
         )  # fmt: skip
-    except InvalidLogits as error:
+    except failures as error:
         say(f"labkit: {error}")
         return 1
     if not as_json:
@@ -72,6 +82,9 @@ def generate(
     result = {"tokens": done.tokens, "text": done.text, "stop_reason": done.stop_reason, "ttft_s": done.ttft_s,
               "tpot_s": done.tpot_s, "prompt_tokens": len(done.prompt), "model": loaded.name,
               "threads": torch.get_num_threads()}  # fmt: skip
+    if drafter is not None:
+        result |= {"drafter": done.drafter, **done.counts(), "alpha": done.alpha, "accepted_length": done.accepted_length}
+        say(f"{done.drafter}: {done.tally.accepted} of {done.tally.drafted} drafted tokens kept in {done.tally.target_passes} passes")
     answer(result, as_json)
     return 0
 

@@ -7,9 +7,12 @@ table. The name of a number format, such as "int4_g32_zp", is a drafter too: the
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from labkit.errors import BadRequest
 from labkit.formats.names import is_format
+from labkit.formats.recipes import RECIPES
+from labkit.model.load import load_model
 from labkit.speculate.draft import NOTHING, Draft, Drafter
 from labkit.speculate.draft_model import DraftModel
 from labkit.speculate.layer_skip import LayerSkip
@@ -30,12 +33,15 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {  # name -> what makes it for a t
 
 
 def make_drafter(name: str, target) -> Drafter:
-    """The drafter of that name for `target`; the name of a number format is the target itself in it."""
+    """The drafter of that name for `target`; a number format is the target itself in it, a path or hub id a model."""
     if name in DRAFTERS:
         return DRAFTERS[name](target)
-    if isinstance(name, str) and is_format(name):
+    if name in RECIPES or is_format(name):
         return SelfQuantized(target, name)
-    raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, or a number format such as int4_g32_zp.")
+    if "/" in name or name.endswith(".gguf") or Path(name).is_dir():
+        return DraftModel(load_model(name, dtype=target.norm.weight.dtype, device=target.device), name=name)
+    raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format such as int4_g32_zp, "
+                     "or a model's folder, file or hub id.")
 
 
 __all__ = ["DRAFTERS", "NOTHING", "Draft", "DraftModel", "Drafter", "DrafterFailed", "LayerSkip", "Lookup", "LookupFirst",
