@@ -14,6 +14,7 @@ Cost: at most 164 x 256 tokens, decoded in batches, and about 0.1 s of a core fo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,7 @@ from labkit.generate import Completion, Sampling, generate
 from labkit.texts import Problem, humaneval
 
 MODES = ("plain", "chat")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # where an object lies in memory: another place in every run
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class Item:
     index: int  # in the published order
 
 
-def make(model, limit: int | None = None, **options) -> HumanEval:
-    return HumanEval(limit=limit, **options)
+def make(model, limit: int | None = None, mode: str | None = None, **options) -> HumanEval:
+    """`mode`: None is chat for a model made to chat, which continues no prompt willingly, and plain for the others."""
+    if mode is None:
+        mode = "plain" if getattr(getattr(model, "tokenizer", None), "chat_template", None) is None else "chat"
+    return HumanEval(limit=limit, mode=mode, **options)
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def _details(prompt: list[int], completions: Sequence[Completion], judged: Seque
     """What is kept for reading: final ids, texts and verdicts; no timings, so that equal runs are equal."""
     samples = [
         {"ids": list(one.tokens), "text": one.text, "stop_reason": one.stop_reason, "outcome": verdict.outcome,
-         "kind": verdict.kind, "message": verdict.message}
+         "kind": verdict.kind, "message": _ADDRESS.sub("0x...", verdict.message)}
         for one, verdict in zip(completions, judged)
     ]  # fmt: skip
     controls = [[verdict.outcome, verdict.kind] for verdict in judged[len(completions) :]]

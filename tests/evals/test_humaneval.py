@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused(options):
 
 # ---- records ---------------------------------------------------------------------------------------------------
 
-SHORT = {"max_new_tokens": 10, "execute": None}
+SHORT = {"max_new_tokens": 10, "mode": "plain"}
 
 
 def test_batch_order_shards_and_resume_change_no_record(own, model, tmp_path):
@@ -182,6 +182,13 @@ def test_batch_order_shards_and_resume_change_no_record(own, model, tmp_path):
     with pytest.raises(Killed):
         run(task, model, tmp_path / "run.jsonl", batch=2, progress=kill)
     assert run(task, model, tmp_path / "run.jsonl", batch=3) == whole
+
+
+def test_a_model_made_to_chat_is_asked_and_any_other_continues(model):
+    assert make(model).mode == "chat" and make(model, mode="plain").mode == "plain" and make(None).mode == "plain"
+    model.tokenizer, before = tokenizer(template=None), model.tokenizer
+    assert make(model).mode == "plain"
+    model.tokenizer = before
 
 
 def test_it_reads_and_writes_through_another_cache(own, model):
@@ -237,7 +244,7 @@ def test_plain_text_stops_where_something_new_begins(own, model, monkeypatch):
     monkeypatch.setattr(task_file, "generate", fake)
     list(make(model, **SHORT).score(model, make(model, limit=1, **SHORT).items()))
     assert seen["stop"] == STOP and {"\nclass", "\ndef", "\n#", "\nif", "\nprint"} <= set(STOP)
-    list(make(model, mode="chat", **SHORT).score(model, make(model, limit=1).items()))
+    list(make(model, **SHORT | {"mode": "chat"}).score(model, make(model, limit=1).items()))
     assert seen["stop"] == ()
 
 
