@@ -26,7 +26,7 @@ from torch import Tensor
 
 from labkit.errors import BadRequest
 
-SHARD = 256  # texts a file: what a killed run loses at most
+SHARD = 128  # texts a file: what a killed run loses at most
 
 
 @dataclass(frozen=True)

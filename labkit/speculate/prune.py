@@ -1,0 +1,105 @@
+"""A smaller model cut out of the target: the layers that do most are kept, and trained to say what the whole one says.
+
+Which layers? Each adds to one running vector; one that hardly turns it can go (block influence, ShortGPT, Men et al. 2024):
+
+    influence(layer) = 1 - mean over tokens of cos(vector before, vector after)
+
+Cut without training, a few layers say nothing of use; distilled on the target's own answers they make a draft, or a small
+model of its own. As a drafter it needs no hidden states, and its step costs kept / all layers plus a trimmed head.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.errors import BadRequest
+from labkit.model.decoder import Decoder
+from labkit.speculate.corpus import Text
+from labkit.speculate.draft_model import DraftModel
+from labkit.speculate.layer_skip import without_layers
+from labkit.speculate.lent import head_rows
+
+
+@torch.no_grad()
+def influence(target: Decoder, sequences: Sequence[Tensor]) -> list[float]:
+    """Of each layer of a plain decoder, over `sequences` of tokens [T]; a sequence's first token is left out."""
+    turned, hooks = [0.0] * len(target.layers), []
+    for i, layer in enumerate(target.layers):
+        def measure(module, given, out, i=i):
+            turned[i] += float((1 - F.cosine_similarity(given[0][0, 1:], out[0, 1:], -1)).sum())
+
+        hooks.append(layer.register_forward_hook(measure))
+    try:
+        for tokens in sequences:
+            target.hidden_states(tokens.long()[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    count = sum(len(tokens) - 1 for tokens in sequences)
+    return [total / count for total in turned]
+
+
+def pruned(target: Decoder, keep: int, influences: Sequence[float]) -> Decoder:
+    """The `keep` layers of most influence as a model with weights of its own, embedding and head shared with the target.
+
+    The first and the last are always kept: nothing else reads the embedding or writes for the head."""
+    L = target.config.num_layers
+    if not 2 <= keep <= L:
+        raise BadRequest(f"{keep} layers of {L} are to be kept; give 2 to {L}.")
+    inner = sorted(range(1, L - 1), key=lambda i: -influences[i])[: keep - 2]
+    draft = without_layers(target, [i for i in range(1, L - 1) if i not in inner])
+    draft.layers, draft.norm = copy.deepcopy(draft.layers), copy.deepcopy(draft.norm)
+    draft.name = f"{target.name}, {keep} of {L} layers"
+    return draft
+
+
+class Pruned(nn.Module):
+    """What is trained of a pruned model: layers and norm; logits for `ids` only."""
+
+    def __init__(self, draft: Decoder, ids: Tensor):
+        super().__init__()
+        self.layers, self.norm = draft.layers, draft.norm
+        self.whole = {"draft": draft, "rows": head_rows(draft, ids.long())}  # not parameters
+        self.ids = ids
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.whole["rows"].T
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return self.whole["draft"].hidden_states(tokens.long()[None])[0]  # [T, E]
+
+    def drafter(self) -> DraftModel:
+        """The draft as it stands, with the trimmed head."""
+        from labkit.speculate.trimmed import with_head_of
+
+        return DraftModel(with_head_of(self.whole["draft"], self.ids), name="pruned", ids=self.ids)
+
+
+def pruned_loss(net: Pruned, texts: Sequence[Text]) -> Tensor:
+    """Mean cross-entropy to the target's own distributions in the answers; matrix products in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        starts = [max(text.start - 1, 0) for text in texts]
+        mine = torch.cat([net.states(text.tokens)[start:] for text, start in zip(texts, starts)])
+        with torch.no_grad():
+            true = torch.cat([text.hidden[start:].float() for text, start in zip(texts, starts)])
+            wanted = net.logits(true).float().softmax(-1)
+        return F.cross_entropy(net.logits(mine).float(), wanted)
+
+
+@torch.inference_mode()
+def pruned_agreement(net: Pruned, texts: Sequence[Text]) -> dict[str, float]:
+    """How often the draft names the token that came, in held-out greedy answers: its alpha, as each guess stands alone."""
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        start = max(text.start - 1, 0)
+        named = net.ids[net.logits(net.states(text.tokens)[start:-1]).argmax(-1)]
+        tally = found.setdefault(text.kind, [0, 0])
+        tally[0] += int((named == text.tokens[start + 1 :]).sum())
+        tally[1] += len(named)
+    all_of = [sum(column) for column in zip(*found.values())]
+    return {kind: right / n for kind, (right, n) in found.items()} | {"all": all_of[0] / all_of[1]}
