@@ -1,6 +1,7 @@
 """Checkpoints: bit for bit in a new process, the size known before, and no lie believed."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -304,3 +305,27 @@ def test_a_quantised_file_is_a_model_again(tmp_path):
     save(model, tmp_path / "moved.safetensors", about={"model": str(tmp_path / "gone")})
     with pytest.raises(BadRequest, match="moved.safetensors was made from .*gone"):
         load_model(tmp_path / "moved.safetensors")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kill -9")
+def test_kill_9_while_writing_leaves_the_name_free_and_the_next_run_whole(tmp_path):
+    code = f"""
+import time, safetensors.torch
+def half(tensors, part, metadata):
+    open(part, "wb").write(b"half"); print("writing", flush=True); time.sleep(60)
+safetensors.torch.save_file = half
+from labkit.model.tiny import tiny_model
+from labkit.quant import quantize_model
+from labkit.quant.checkpoint import save
+model = tiny_model(hidden_size=64, head_dim=16, intermediate_size=128, vocab_size=128)
+quantize_model(model, "int8"); save(model, {str(tmp_path / "q.safetensors")!r})
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "writing\n"
+    process.kill()
+    process.wait()
+    assert [p.name for p in tmp_path.iterdir()] == ["q.safetensors.part"]
+    model = quantized()[0]
+    save(model, tmp_path / "q.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["q.safetensors"]
+    assert torch.equal(load(tmp_path / "q.safetensors", skeleton())(TOKENS), model(TOKENS))
