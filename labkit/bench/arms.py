@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from labkit.bench.explain import budget
 from labkit.bench.harness import Arm, Run
 from labkit.bench.operators import measure_operators
 from labkit.errors import BadRequest
@@ -63,7 +65,7 @@ def labkit_arm(
     """labkit's own loop, with what a step reads and, for PyTorch's dtypes, what the microbenchmarks predict."""
     shape = resolve(decoder.config)
     plain = get_recipe(recipe).name in DTYPES
-    kv_format = get_recipe(recipe).name if plain else "bf16"
+    kv_format = get_recipe(recipe).name if plain else "bf16"  # packed recipes keep keys and values in bf16
     cost = step_cost(shape, 1, 1, prompt_tokens + new_tokens // 2, recipe, kv_format)
     native = isinstance(decoder, NativeDecoder)
     ttft = tpot = None
@@ -79,4 +81,4 @@ def labkit_arm(
         return Run(done.tokens, done.token_times_s)
 
     note = f"native kernels, {decoder.instruction_set}" if native else "PyTorch's operators"
-    return Arm(recipe, run, cost.bytes, ttft, tpot, note)
+    return Arm(recipe, run, cost.bytes, ttft, tpot, note, partial(budget, decoder, recipe, shape, kv_format=kv_format))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from labkit.bench import arms as own
 from labkit.bench import peers as others
+from labkit.bench.explain import render as render_budget
 from labkit.bench.harness import Arm, agreement, compare, ratio_lines, ratios, summary, table
 from labkit.errors import BadRequest
 from labkit.measure.bandwidth import read_bandwidth, using_threads
@@ -27,8 +28,10 @@ def run(
     predicted: bool = True,
     on_progress: Callable[[str], None] | None = None,
     kernels: str = "auto",
+    explain: bool = False,
 ) -> dict:
-    """The keys of the command `bench decode`, and `prompt_tokens`, `new_tokens`, intervals and predictions."""
+    """The keys of the command `bench decode`, and `prompt_tokens`, `new_tokens`, intervals and predictions; `explain`
+    adds to each of labkit's arms the `budget` of one step (`labkit.bench.explain`)."""
     check(formats, prompt_tokens, new_tokens, repeats)
     others.check(peers)
     with using_threads(threads) as used:
@@ -37,11 +40,14 @@ def run(
         runs = compare(
             built, prompt, new_tokens, repeats, device, lambda i: on_progress and on_progress(f"round {i} of {repeats}")
         )
+        budgets = {a.name: a.explain(prompt, bandwidth) for a in built if explain and a.explain is not None}
     result = report(built, runs, "tpot_s", 1)
     for arm in built:
         entry = result["arms"][arm.name]
         seconds = entry["tpot_ms"] / 1000
         entry["bandwidth_share"] = None if arm.bytes_per_step is None else arm.bytes_per_step / seconds / bandwidth
+        if arm.name in budgets:
+            entry["budget"] = budgets[arm.name]
         entry["roofline_tpot_ms"] = None if arm.bytes_per_step is None else 1000 * arm.bytes_per_step / bandwidth
     return {
         **result,
@@ -150,4 +156,5 @@ def render(result: dict) -> str:
         f"{result['device']}, {result['repeats']} rounds; read-only bandwidth {result['bandwidth_gb_s']:.1f} GB/s"
     )
     body = table(("arm", "tok/s", "TPOT ms", "interval", "predicted", "of bandwidth", "TTFT ms", "predicted"), rows)
-    return "\n".join([head, body, "ratios of tok/s, paired by round:", ratio_lines(result)])
+    budgets = [render_budget(name, a["budget"]) for name, a in result["arms"].items() if "budget" in a]
+    return "\n".join([head, body, "ratios of tok/s, paired by round:", ratio_lines(result), *budgets])

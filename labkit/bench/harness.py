@@ -43,6 +43,7 @@ class Arm:
     predicted_ttft_s: float | None = None
     predicted_tpot_s: float | None = None
     note: str = ""
+    explain: Callable[[Sequence[int], float], dict] | None = None  # prompt, bandwidth -> labkit.bench.explain.budget
 
 
 def compare(

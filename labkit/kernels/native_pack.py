@@ -100,6 +100,13 @@ class PackedMatrix:
                              None if bias is None else self.bias.data_ptr(), rows, cols, groups, kind_of(format),
                              (format.group_size or 32) // 32, int(pair))  # fmt: skip
 
+    def copy(self) -> PackedMatrix:
+        """The same matrix with blocks of its own, at another place in memory."""
+        other = PackedMatrix.__new__(PackedMatrix)
+        other.__dict__ |= self.__dict__ | {"blocks": self.blocks.clone(), "struct": Matrix.from_buffer_copy(self.struct)}
+        other.struct.blocks = other.blocks.data_ptr()
+        return other
+
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.blocks, self.scale, self.bias) if t is not None)

@@ -3,7 +3,7 @@
 Decoding reads every weight once per token, so *read-only* bandwidth is the ceiling of its speed:
     tok/s <= bytes/s / bytes read per token                 (roofline, Williams et al. 2009)
 A copy or a fill writes too and shows less; it would make every decoder look better than it is.
-The buffer is many times the last-level cache, so that it really comes from memory. Several read-only
+The buffer is many times the last-level cache, so that it really comes from memory, on huge pages where there are any. Several read-only
 passes are tried, as none is fastest everywhere; the best pass counts, since the question is what the
 machine can reach. FLOP/s is a square product large enough to be bound by arithmetic.
 """
@@ -53,9 +53,11 @@ def read_bandwidth(device="cpu", threads: int | None = None) -> float:
 @cache
 def _read_bandwidth(device: str, threads: int) -> float:
     import torch
+
+    from labkit.measure import pages
     with using_threads(threads), torch.inference_mode():
         size = buffer_bytes(device) // (4 * ROWS) * (4 * ROWS)
-        flat = torch.ones(size // 4, device=device)
+        flat = pages.zeros(size // 4, torch.float32, device).fill_(1.0)
         matrix, vector = flat.view(-1, ROWS), torch.ones(ROWS, device=device)
         passes = {
             "sum": lambda: flat.sum(),
