@@ -9,6 +9,7 @@ import typer
 import labkit
 from labkit.cli import evaluate, judge, lab, text
 from labkit.cli.bench import bench
+from labkit.cli.distill import distill
 
 app = typer.Typer(
     name="labkit",
@@ -39,5 +40,6 @@ app.command()(lab.run)
 app.command()(text.generate)
 app.command()(text.plan)
 app.command()(judge.quantize)
+app.command()(distill)
 app.command(name="eval")(evaluate.evaluate)
 app.add_typer(bench, name="bench")

@@ -8,7 +8,6 @@ What is kept in the end is that running mean: it is steadier than the last step 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,8 @@ from labkit.speculate.corpus import Text
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. `tokens` of answers a step; the learning rate rises over `warmup` steps and falls as a cosine to 0."""
+    """How to train. `tokens` of answers a step; the learning rate rises over `warmup` steps, stays, and falls to 0 over the
+    last quarter. So a checkpoint from before that quarter can go on to more steps."""
 
     steps: int = 1500
     tokens: int = 2048
@@ -44,8 +44,8 @@ class Training:
             raise BadRequest("learning_rate is above 0 and averaging from 0 to below 1; check the training's settings.")
 
     def rate(self, step: int) -> float:
-        rise = min(1.0, (step + 1) / max(self.warmup, 1))
-        return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        rise, fall = (step + 1) / max(self.warmup, 1), (self.steps - step) / (self.steps / 4)
+        return self.learning_rate * min(1.0, rise, fall)
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,14 @@ def fit(
         weight.requires_grad_(True)
     moments = [{name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2)]
     mean = {name: w.detach().clone() for name, w in weights.items()}
-    signature = json.dumps([asdict(training), len(texts), sum(len(t.tokens) for t in texts)])
+    signature = json.dumps([asdict(training) | {"steps": None}, len(texts), sum(len(t.tokens) for t in texts)])
     step, history, spent = 0, [], 0.0
     if checkpoint is not None and checkpoint.is_file():
         step, history, spent = _load(checkpoint, signature, weights, moments, mean)
+        before = history[-1]["of"]
+        if before != training.steps and step > 0.75 * min(before, training.steps):
+            raise BadRequest(f"{checkpoint.name} is at step {step} of {before}, past the point from which {training.steps} steps can be "
+                             "reached; remove it to start afresh.")  # fmt: skip
     started, losses = time.monotonic() - spent, []
     while step < training.steps:
         value = loss(_batch(texts, training, step))
@@ -99,7 +103,7 @@ def fit(
             seconds = time.monotonic() - started
             with _averaged(weights, mean):
                 found = score() if score is not None else {}
-            history.append({"step": step, "loss": sum(losses) / len(losses), "seconds": round(seconds, 1), **found})
+            history.append({"step": step, "of": training.steps, "loss": sum(losses) / len(losses), "seconds": round(seconds, 1), **found})
             losses = []
             if checkpoint is not None:
                 _save(checkpoint, signature, weights, moments, mean, step, history, seconds)

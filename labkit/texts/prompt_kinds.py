@@ -34,24 +34,24 @@ class Prompt:
 
 
 CHAT = (
-    "Why do cats purr?", "How do I keep basil fresh for longer?", "What should I pack for a weekend in the mountains?",
-    "Explain how a rainbow forms.", "My bicycle chain keeps slipping. What could be wrong?",
-    "What is the difference between a virus and a bacterium?", "How can I fall asleep faster?",
-    "Tell me something interesting about octopuses.", "Is it better to rent or to buy a flat?",
-    "How does a refrigerator make things cold?", "Give me advice for a first job interview.",
-    "Why is the sea salty?", "How do noise-cancelling headphones work?", "What makes bread rise?",
-    "How do I politely decline an invitation?", "What are the phases of the moon?",
+    "Why do pigeons bob their heads?", "How do I keep basil fresh for longer?", "How do I dress for a weekend in the mountains?",
+    "Explain how a zipper holds two sides together.", "My bicycle chain keeps slipping. What could be wrong?",
+    "How is a ferry unlike a barge?", "How can I stop my glasses from fogging up?",
+    "Tell me something interesting about lemurs.", "Is it better to take the stairs or the lift?",
+    "How does a pressure cooker save time?", "Give me advice for a first night in a tent.",
+    "Why does metal feel colder than wood?", "How do noise-cancelling headphones work?", "What keeps a spinning top upright?",
+    "How do I politely decline an invitation?", "What are the parts of a sailing boat?",
 )  # fmt: skip
 STORY = (
-    "Write a short story about a lighthouse keeper who finds a letter.", "Write a short tale of a fox who learns to swim.",
-    "Tell a story that begins with a train that never stops.", "Write a poem about the first snow in a city.",
-    "Write a short scene in which two old friends meet by chance.", "Tell a bedtime story about a clock that runs backwards.",
-    "Write a short story about a robot gardener.", "Tell a story about a baker whose bread sings.",
+    "Invent a brief tale in which a night watchman finds a letter.", "Write a short tale of a hedgehog who learns to swim.",
+    "Tell a story that begins with an empty suitcase.", "Put the last tram at midnight into verse.",
+    "Write a short scene in which two old friends meet by chance.", "Make up a goodnight tale in which a clock runs backwards.",
+    "A knight is allergic to horses. Tell me what happens to him.", "Tell a story about a tailor whose coats whisper.",
 )  # fmt: skip
 MATHS = (
     "A shop sells pens at 3 for 2 euros. How much do 12 pens cost? Explain step by step.",
     "A train travels 180 km in 2 hours and then 60 km in 1 hour. What is its average speed? Show the steps.",
-    "What is 15% of 240? Show how you compute it.", "Solve 3x + 7 = 22 and explain each step.",
+    "What is 35% of 240? Show how you compute it.", "Solve 3x + 7 = 22 and explain each step.",
     "A rectangle is 8 cm long and 5 cm wide. Find its area and its perimeter, step by step.",
     "Anna has twice as many apples as Ben. Together they have 18. How many has each? Explain.",
     "How many seconds are there in a week? Show the multiplication.", "What is the sum of the numbers from 1 to 20? Explain how.",
@@ -60,7 +60,7 @@ LISTS = (
     "List ten European capitals with their countries.", "List the planets of the solar system with one fact each.",
     "Give me a numbered list of twelve kitchen tools and what each is for.", "List eight musical instruments by family.",
     "Make a checklist for moving house.", "List ten common birds and their colours.", "List the months with the number of their days.",
-    "Give a packing list for a week at the beach.",
+    "Give a packing list for a week in a winter hut.",
 )  # fmt: skip
 FACTS = (
     "Maria Lopez, 34, lives in Madrid and works as a nurse.", "The red bicycle costs 250 euros and weighs 12 kilograms.",
@@ -102,7 +102,7 @@ def _edits() -> list[str]:
 
 
 KINDS = {
-    "copy": lambda: [f"Repeat the following text word for word.\n\n{text}" for text in _passages(16)],
+    "copy": lambda: [f"Write out the passage below exactly as it stands.\n\n{text}" for text in _passages(16)],
     "edit": _edits,
     "humaneval": lambda: [problem.prompt for problem in humaneval()[:16]],
     "chat": lambda: CHAT,
