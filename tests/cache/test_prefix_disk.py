@@ -119,6 +119,19 @@ def test_a_document_named_later_is_not_missing_after_a_restart(folder, compute, 
     assert store.revoke("later") == 1 and found(store) == 0 and len(list(folder.iterdir())) == 1  # the other
 
 
+def test_an_entry_on_disk_is_not_left_without_a_place(folder, compute):
+    store = opened(folder, budget=5)
+    view = store.open("a", "", MODEL)
+    first, second = ([*TOKENS[:8], n, n, n, n, n] for n in (20, 30))
+    for tokens in (first, second, OTHER, [8, 8, 8, 8, 1]):
+        compute(view, tokens)
+    assert store.counters.spilled == 1  # the first
+    compute(view, [*second[:9], 99], ["late"])  # begins as both do; what it is built on is news for the one on disk
+    assert all(entry.pages or entry.file for entry in store.entries())
+    assert found(store, "a", "", tokens=first) == 8 and store.revoke("late") >= 1
+    assert found(opened(folder), "a", "", tokens=first) == 0
+
+
 def test_age_reaches_the_disk_also_while_nobody_ran(folder, spilled):
     clock = lambda: time[0]  # noqa: E731
     time = [1000.0]
