@@ -35,14 +35,15 @@ def cut(documents, slice: str, tokenizer, limit: int | None, length: int, overla
     for name, text in documents:
         ids = tokenizer.encode(text)
         for start in range(0, len(ids), length - overlap):
-            piece, first = ids[start : start + length], overlap if start and overlap else 1
+            again = overlap if start else 0  # tokens that the passage before has scored
+            piece, first = ids[start : start + length], again or 1
             if limit is not None:
-                piece = piece[: limit - held + first * (first > 1)]
+                piece = piece[: limit - held + again]
             if len(piece) <= first:
                 continue
             scored = len(tokenizer.decode(piece).encode()) - len(tokenizer.decode(piece[:first]).encode())
             passages.append(Passage(f"{name}:{start}", slice, tuple(piece), scored, first))
-            held += len(piece) - first * (first > 1)
+            held += len(piece) - again
         if limit is not None and held >= limit - 1:
             break
     return passages

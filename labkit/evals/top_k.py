@@ -65,7 +65,7 @@ class TopK:
             raise BadRequest(f"The stored reference holds no passage {passage.id}; make it from the same passages.")
         at = slice(start, start + len(q))
         p, tokens = self.values[passage.id][at].to(q.device), self.tokens[passage.id][at].long().to(q.device)
-        if len(p) != len(q) or int(tokens.max()) >= q.shape[-1]:
+        if len(self.values[passage.id]) != len(passage.tokens) - passage.first or int(tokens.max()) >= q.shape[-1]:
             raise BadRequest(f"The stored reference read passage {passage.id} with another tokenizer; make it anew.")
         p, found = p.double(), q.gather(1, tokens).double()  # [t, k]
         outside = [(1 - x.exp().sum(1)).clamp_min(1e-12) for x in (p, found)]  # [t]
