@@ -21,6 +21,7 @@ from labkit.speculate.lookup_first import LookupFirst
 from labkit.speculate.loop import DrafterFailed, decode, generate
 from labkit.speculate.report import Speculated
 from labkit.speculate.self_quantized import SelfQuantized
+from labkit.speculate.trained import load_draft, shipped
 from labkit.speculate.trimmed import frequent_ids
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {  # name -> what makes it for a target
@@ -29,15 +30,20 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {  # name -> what makes it for a t
     "layer_skip": LayerSkip,
     "trimmed": lambda target: SelfQuantized(target, ids=frequent_ids(target)),
     "lookup_first": lambda target: LookupFirst(SelfQuantized(target)),
+    "draft": shipped,
+    "lookup_draft": lambda target: LookupFirst(shipped(target)),
 }
 
 
 def make_drafter(name: str, target) -> Drafter:
-    """The drafter of that name for `target`; a number format is the target itself in it, a path or hub id a model."""
+    """The drafter of that name for `target`; a number format is the target itself in it, a file of `labkit distill` a trained
+    draft, another path or hub id a model."""
     if name in DRAFTERS:
         return DRAFTERS[name](target)
     if name in RECIPES or is_format(name):
         return SelfQuantized(target, name)
+    if name.endswith(".safetensors"):
+        return load_draft(name, target)
     if "/" in name or name.endswith(".gguf") or Path(name).is_dir():
         return DraftModel(load_model(name, dtype=target.norm.weight.dtype, device=target.device), name=name)
     raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format such as int4_g32_zp, "
@@ -45,4 +51,4 @@ def make_drafter(name: str, target) -> Drafter:
 
 
 __all__ = ["DRAFTERS", "NOTHING", "Draft", "DraftModel", "Drafter", "DrafterFailed", "LayerSkip", "Lookup", "LookupFirst",
-           "SelfQuantized", "Speculated", "decode", "frequent_ids", "generate", "make_drafter"]
+           "SelfQuantized", "Speculated", "decode", "frequent_ids", "generate", "load_draft", "make_drafter", "shipped"]
