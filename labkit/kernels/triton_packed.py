@@ -1,11 +1,12 @@
-"""The packed linear layer on a GPU for the formats PyTorch has no operator for: any integer format, 2 to 8 bits, by Triton.
+"""The packed linear layer on a GPU for the formats PyTorch has no operator for, by Triton: integers of 2 to 8 bits, and FP8.
 
     y[m, n] = sum over k of x[m, k] * (code[n, k] - zero) * scale[n, k // G] (+ minimum)
 
 The stored bytes are read as they are: code k of a row starts at bit k * bits, so it lies in byte (k * bits) // 8 and
 perhaps the next; both are loaded, shifted, masked. One program owns `BLOCK_N` rows of W and walks along k, up to 16 rows
 of x at once, so each packed byte is fetched from memory once for all of them. Nothing is rearranged and nothing is rounded
-that the format did not round.
+that the format did not round. An FP8 code (e4m3) is moved into the fields of a float16, whose exponent counts from 15 instead
+of 7, so its value is there divided by 256, subnormals included: no GPU needs to know FP8 for that.
 When it loses: above 16 rows a matrix product of unpacked weights is faster (prefill takes that way, in PackedWeight), and
 for INT4 groups PyTorch's own operator, which is laid out for tensor cores, is. Unmeasured where no GPU was at hand.
 """
@@ -22,7 +23,7 @@ from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels.weight import PackedWeight
 
 BLOCK_M, BLOCK_N, BLOCK_K = 16, 32, 64
-OFFSETS = {None: 0, "zero_point": 1, "minimum": 2, "middle": 3}
+OFFSETS = {None: 0, "zero_point": 1, "minimum": 2, "middle": 3, "fp8": 4}
 
 
 @triton.jit
@@ -52,6 +53,9 @@ def multiply(
         scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
         if offset == 0:  # two's complement
             weight = (code - ((code >> (bits - 1)) << bits)).to(tl.float32) * scale
+        elif offset == 4:
+            half = (((code & 127) << 7) | ((code & 128) << 8)).to(tl.int16).to(tl.float16, bitcast=True)
+            weight = half.to(tl.float32) * 256.0 * scale
         elif offset == 1:
             zero = bits_at(offsets + n[None, :] * offset_bytes, offset_bytes, k[:, None] // group, bits, inside)
             weight = (code - zero).to(tl.float32) * scale
@@ -65,8 +69,9 @@ def multiply(
 
 
 def supported(format: NumberFormat, shape: tuple[int, ...]) -> bool:
-    """Whether the kernel multiplies this format: integer codes in groups or rows of a matrix."""
-    return format.kind == "integer" and format.sharing in ("group", "row") and len(shape) == 2
+    """Whether the kernel multiplies this format: integer codes in groups or rows of a matrix, or FP8."""
+    known = format.kind == "integer" or format.name == "fp8_e4m3"
+    return known and format.sharing in ("group", "row") and len(shape) == 2
 
 
 class TritonPack(PackedWeight):
@@ -84,7 +89,7 @@ class TritonPack(PackedWeight):
         multiply[(triton.cdiv(N, BLOCK_N),)](
             flat, self.codes, self.scale, offset, y, len(flat), N, K,
             self.codes.shape[1], self.scale.shape[1], offset.shape[1],
-            format.bits, format.group_size or K, OFFSETS[format.offset], BLOCK_M, BLOCK_N, BLOCK_K,
+            format.bits, format.group_size or K, OFFSETS["fp8" if format.kind == "scaled_float" else format.offset], BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         return y
 

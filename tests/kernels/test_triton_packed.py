@@ -1,5 +1,6 @@
 """The Triton kernel against the plain reference: on a GPU, or under Triton's interpreter on any machine."""
 
+import dataclasses
 import os
 
 import pytest
@@ -15,7 +16,7 @@ from labkit.kernels.triton_packed import TritonPack, supported
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = [
     "int4_g64_zp", "int4_g32_min", "int4_g32_sym", "int4_g32_mid", "int8_channel", "int3_g64_zp", "int2_g32_zp", "int5_g32_min",
-    "int6_channel_zp", "int3_channel", "int7_g16_zp",
+    "int6_channel_zp", "int3_channel", "int7_g16_zp", "fp8_e4m3",
 ]  # fmt: skip
 
 
@@ -29,6 +30,15 @@ def test_it_equals_its_reference(name, rows):
         got = TritonPack(held).matmul(x).float()
         exact = x.float() @ held.dequantize().T
         torch.testing.assert_close(got, exact, rtol=2**-7, atol=2**-7 * float(exact.abs().max()))
+
+
+def test_every_fp8_code_is_its_number():
+    codes = torch.arange(256).view(2, 128)
+    codes[codes % 128 == 127] = 0  # NaN: no weight is
+    held = quantize(torch.randn(2, 128), "fp8_e4m3")
+    held = dataclasses.replace(held, codes=codes.to(torch.uint8)).to(DEVICE)
+    got = torch.cat([TritonPack(held).few_rows(part) for part in torch.eye(128, device=DEVICE).split(16)])  # float32
+    torch.testing.assert_close(got.T, held.dequantize(), rtol=1e-6, atol=0)
 
 
 def test_what_it_holds_is_the_format_and_comes_back():
