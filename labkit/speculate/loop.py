@@ -115,6 +115,8 @@ def _decode(request: Request, drafter: Drafter, longest: int, tallies: Sequence[
     yield from [batch[i].take(token, time_s, request.end_ids) for i, token in zip(live, chosen)]
 
     live = [i for i in live if batch[i].reason is None]
+    if not live:  # every row ended with its first token
+        return
     with _blamed(drafter), torch.inference_mode():
         drafter.share(cache if not given or len(batch) == 1 else None)  # a given one keeps rows that have ended
         drafter.begin(request, [batch[i] for i in live], None if states is None else [states[i] for i in live])
