@@ -1,6 +1,6 @@
 """Draft lengths that follow the running acceptance: as many tokens as pay, and none where none do.
 
-    alpha    running mean of kept / examined of each row, older passes counting less; starts at `START`
+    alpha    running mean of kept / examined of each row, older tokens counting less; starts at `START`
     length   the one with the best tokens per second by the formula of `labkit.plan.time`, for this alpha and these costs
     probing  where the best is 0, one short draft after 8, 16, 32 ... plain steps, in case the text has changed
 
@@ -17,7 +17,7 @@ from labkit.model.native_decoder import NativeDecoder
 from labkit.plan.time import SpeculationCosts, best_draft_length
 from labkit.speculate.draft import Drafter
 
-START, WEIGHT, MEMORY = 0.6, 3.0, 0.9  # alpha before anything was seen, counted as so many tokens; what a token keeps a pass later
+START, WEIGHT, MEMORY = 0.6, 3.0, 0.9  # alpha before anything was seen, as so many tokens; a token's weight one token later
 FIRST_PAUSE = 8
 
 
@@ -35,9 +35,8 @@ class Pace:
         return min(self.kept / self.seen, 0.99)
 
     def update(self, drafted: int, accepted: int) -> None:
-        examined = min(accepted + 1, drafted)
-        if examined:
-            self.kept, self.seen = MEMORY * self.kept + accepted, MEMORY * self.seen + examined
+        for kept in (True,) * accepted + (False,) * (accepted < drafted):
+            self.kept, self.seen = MEMORY * self.kept + kept, MEMORY * self.seen + 1
 
 
 class Adaptive(Drafter):

@@ -65,6 +65,11 @@ class Speculated(Completion):
             return None
         return (tally.draft_s / tally.draft_steps) / (tally.verify_s / tally.target_passes)
 
+    def speedup(self, plain_s: float) -> float:
+        """Against plain decoding at `plain_s` a token: accepted length * plain / (draft + verify + overhead) of a pass."""
+        spent = self.tally.draft_s + self.tally.verify_s + self.tally.overhead_s
+        return (len(self.tokens) - 1) * plain_s / spent
+
     def counts(self) -> dict[str, int]:
         """What `labkit generate --json` says of it."""
         names = ("drafted", "examined", "accepted", "target_passes")
