@@ -32,7 +32,52 @@ def device(request) -> str:
     return request.config.getoption("--device")
 
 
+# What touches tensors and is no CPU kernel: runs on the device that --device names.
+ON_DEVICE = ("tests/cache/", "tests/generate/", "tests/quant/", "tests/device/", "tests/kernels/test_packed.py",
+             "tests/kernels/test_triton_packed.py")  # fmt: skip
+
+
+def redirected(device: str):
+    """Inside, tensors that would be made on the CPU are made on `device`: tests need not know where they run.
+
+    Numbers drawn with a CPU generator are drawn there and moved, so that they are the same on every device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    def is_cpu(place) -> bool:
+        return isinstance(place, (str, torch.device)) and torch.device(place).type == "cpu"
+
+    class Redirected(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
+            if function in _device_constructors() and (kwargs.get("device") is None or is_cpu(kwargs["device"])):
+                generator = kwargs.get("generator")
+                if generator is not None and generator.device.type == "cpu":
+                    return function(*args, **kwargs | {"device": "cpu"}).to(device)
+                kwargs["device"] = device
+            elif function is torch.Tensor.to:
+                args = tuple(device if is_cpu(place) else place for place in args)
+                kwargs = {name: device if is_cpu(place) else place for name, place in kwargs.items()}
+            return function(*args, **kwargs)
+
+    return Redirected()
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(request, device):
+    if "on_device" not in request.keywords or device.partition(":")[0] == "cpu":
+        yield
+        return
+    with redirected(device):
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at markers
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.nodeid.replace("\\", "/").startswith(ON_DEVICE):
+            item.add_marker(pytest.mark.on_device)
     if config.getoption("--device").partition(":")[0] == "cpu":
         skip = pytest.mark.skip(reason="needs an accelerator: pytest --device cuda")
         for item in items:

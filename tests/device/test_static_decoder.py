@@ -54,7 +54,7 @@ def test_fixed_steps_of_the_cache_equal_a_contiguous_one(device):
         for cache in (fixed, plain):
             cache.append(layer, keys, values)
     with fixed.fixed(32):
-        for step in range(9):
+        for _ in range(9):
             positions = fixed.advance(1)
             assert positions.tolist() == plain.advance(1).tolist()
             for layer in range(2):
