@@ -13,6 +13,7 @@ from labkit.show.exercises.kv_cache import (
     check_two_answers,
     check_what_fits,
 )
+from labkit.show.exercises.last_mile import check_memory_limit, check_packed_line, check_part_for_free
 from labkit.show.exercises.smaller_cache import (
     check_kv_bits,
     check_per_channel,
@@ -41,7 +42,10 @@ __all__ = [
     "check_first_token",
     "check_kl",
     "check_kv_bits",
+    "check_memory_limit",
     "check_most_speedup",
+    "check_packed_line",
+    "check_part_for_free",
     "check_per_channel",
     "check_positions",
     "check_price",
