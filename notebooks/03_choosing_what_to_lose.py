@@ -74,6 +74,7 @@ import inspect
 import torch
 
 from labkit import load_model
+from labkit.evals.quantization_records import recorded, rows
 from labkit.evals.reading import cut
 from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trials, paired, parts_by_depth
@@ -309,24 +310,28 @@ figure(
 #
 # ### The whole model
 #
-# The same comparison with all layers, from a reference run: 96 calibration sequences of
-# 256 tokens, n = 2,048 tokens a slice, AMD EPYC, two cores, float32; 95 % intervals.
-#
-# | format | bits | method | KL, code | KL, prose |
-# |---|---|---|---|---|
-# | `int8_channel` | 8.02 | rtn | 0.003 [0.002, 0.003] | 0.003 [0.003, 0.003] |
-# | `int4_channel` | 4.02 | rtn | 0.739 [0.701, 0.774] | 0.795 [0.740, 0.845] |
-# | `int4_g64_zp` | 4.32 | rtn | 0.284 [0.266, 0.303] | 0.304 [0.277, 0.327] |
-# | `int4_g64_zp` | 4.32 | awq | 0.134 [0.123, 0.146] | 0.153 [0.138, 0.167] |
-# | `int4_g64_zp` | 4.32 | gptq | 0.099 [0.092, 0.107] | 0.117 [0.104, 0.126] |
-# | `int4_g64_zp` | 4.32 | awq+clip | 0.111 [0.100, 0.122] | 0.128 [0.119, 0.139] |
-# | `int4_g64_zp` | 4.32 | gptq+clip | 0.075 [0.069, 0.081] | 0.086 [0.076, 0.098] |
-# | `int4_g64_zp` | 4.32 | awq+gptq+clip | 0.062 [0.055, 0.070] | 0.079 [0.065, 0.092] |
-# | `int3_g64_zp` | 3.30 | rtn | 1.236 [1.176, 1.294] | 1.318 [1.223, 1.456] |
-# | `int3_g64_zp` | 3.30 | gptq | 0.510 [0.472, 0.551] | 0.532 [0.471, 0.586] |
-# | `int3_g64_zp` | 3.30 | awq+gptq | 0.465 [0.435, 0.501] | 0.437 [0.380, 0.495] |
-# | `int3_g64_zp` | 3.30 | awq+gptq+clip | 0.302 [0.277, 0.326] | 0.335 [0.281, 0.381] |
-#
+# The same comparison with all layers, recorded beforehand, because it takes an hour on
+# two cores. A row of one trial gives the 95 % interval over passages; a row of several
+# calibration texts gives mean, least and greatest. *Predict before you run the cell:*
+# how many bits are all methods together worth?
+
+# %%
+trials_on_file = rows(recorded())
+if trials_on_file:
+    print("default model, float32, all layers; KL in nats a token")
+    table([
+        {"format": row.format, "bits": f"{row.bits:.2f}", "method": row.method,
+         "texts": row.seeds if row.of_rounding else None, "n": row.n,
+         "KL, code": interval(row.kl["code"]), "KL, prose": interval(row.kl["prose"]),
+         "of rtn's": " / ".join(f"{row.of_rounding[text][0]:.2f}" for text in
+                               ("code", "prose")) if row.of_rounding else ""}
+        for row in trials_on_file if row.format not in ("mixed", "int4_g32_min")
+    ])
+else:
+    print("The records are missing from this installation; make them with "
+          "`python -m labkit.evals.quantization_table`.")
+
+# %% [markdown]
 # Three things to read. All methods together are worth about one bit: they bring the
 # loss of four bits to a quarter. They add up, because they act at different places. And
 # it is one checkpoint of a small model, rounded once before.
@@ -399,7 +404,8 @@ table(trap_rows)
 # 1 is rounding to nearest. Where an interval holds both numbers, this text is too short
 # to tell; `standard` is longer. In a trial over all layers, per channel and at 3 bits,
 # GPTQ without act-order came out *worse* than rounding on prose: a method that
-# minimises an error, and loses. If your GPTQ is no better than rounding, look for these two first.
+# minimises an error, and loses. If your GPTQ is no better than rounding, look for these
+# two first.
 #
 # ## Five bits on average
 #
@@ -466,12 +472,12 @@ print(f"KL: predicted {left * four:.3f}, measured {interval(mixed.kl())}")
 print(f"a uniform format of as many bits, by the rule of four: {same_bits:.3f}")
 
 # %%
-rows = [{"bits": name.split("_")[0],
-         **{kind: sum(part.startswith(kind) and held == name
-                      for part, held in found.overrides.items()) for kind in KINDS}}
-        for name in CANDIDATES]
+counts = [{"bits": name.split("_")[0],
+           **{kind: sum(part.startswith(kind) and held == name
+                        for part, held in found.overrides.items()) for kind in KINDS}}
+          for name in CANDIDATES]
 print("how many parts are held in each format")
-table(rows)
+table(counts)
 
 # %%
 fig, axes = canvas(2, height=3.6)
@@ -500,11 +506,27 @@ Recipe("five_bits", FORMAT, overrides=exceptions).save(file)
 print("\n".join(file.read_text().splitlines()[:8]), "\n  …")
 
 # %% [markdown]
-# What measuring buys is a fraction of a bit: compare the mixed recipe with the uniform
-# format of *as many* bits, and with the next whole bit. The recipe is a text file that
-# can be shared: `labkit quantize --recipe five_bits.yaml`. It is *this* checkpoint's
-# recipe; the map of another model is another map. And it combines with the methods
-# above, which ask another question: not how many bits, but which.
+# And as recorded, on longer text: each of the 120 matrices measured alone, and with
+# more candidates (groups of 32, 64 and 128).
+
+# %%
+NEAR_FIVE = (*UNIFORM.values(), "mixed", "int5_channel", "int4_g16_zp", "int4_g32_zp")
+table([
+    {"format": row.format, "bits": f"{row.bits:.2f}", "method": row.method,
+     "KL, code": interval(row.kl["code"]), "KL, prose": interval(row.kl["prose"])}
+    for row in trials_on_file
+    if row.format in NEAR_FIVE and row.method in ("rtn", "awq+gptq+clip")
+] or [{"format": "mixed", "result": "the records are missing"}])
+
+# %% [markdown]
+# What measuring buys is a fraction of a bit. The mixed recipe at 5.0 bits loses
+# clearly less than a uniform format of as many bits would, and a little more than
+# `int5_g64_zp` at 5.33: it does not beat the next whole bit, although the sum of losses
+# said that it would. (The parts' losses, each measured alone on little text, are
+# partly chance, and a search picks what chance favours.) The recipe is a text file
+# that can be shared: `labkit quantize --recipe five_bits.yaml`. It is *this*
+# checkpoint's recipe; the map of another model is another map. And it combines with
+# the methods above, which ask another question: not how many bits, but which.
 #
 # ## When does it lose?
 #
