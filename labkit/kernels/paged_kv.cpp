@@ -77,12 +77,20 @@ static const float* numbers(const Call& c, const void* side, const uint16_t* sca
     return buffer;
 }
 
-template <int FIXED> static inline float dot(const float* a, const float* b, long D) {
+// One key against N queries, D apart: it is loaded once for all of them.
+template <int FIXED, int N> static inline void dots(const float* q, const float* key, long D, float* out) {
     const long n = FIXED ? FIXED : D;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (long d = 0; d < n; d++) sum += a[d] * b[d];
-    return sum;
+    const float *q1 = N > 1 ? q + n : q, *q2 = N > 2 ? q + 2 * n : q;
+    float a = 0, b = 0, c = 0;
+#pragma omp simd reduction(+ : a, b, c)
+    for (long d = 0; d < n; d++) {
+        a += q[d] * key[d];
+        if (N > 1) b += q1[d] * key[d];
+        if (N > 2) c += q2[d] * key[d];
+    }
+    out[0] = a;
+    if (N > 1) out[CHUNK] = b;
+    if (N > 2) out[2 * CHUNK] = c;
 }
 
 template <int FIXED> static inline void add(float* to, const float* w, const float* v, long count, long D) {
@@ -106,20 +114,23 @@ template <int FIXED> static void chunk(const Call& c, long b, long k, long first
         const long place = find(c, b, k, at, last, count);
         const char* next = ahead(c, c.keys, b, k, at + count, last, width);
         const float* keys = numbers(c, c.keys, c.key_scale, c.key_minimum, place, count, buffer);
-        for (long r = 0; r < R; r++)
+        for (long r = 0; r < R; r += 3)
             for (long s = 0; s < count; s++) {
                 if (r == 0) fetch(next + s * width, width);
-                scores[r * CHUNK + at - first + s] = dot<FIXED>(q + r * D, keys + s * D, D);
+                float* to = scores + r * CHUNK + at - first + s;
+                if (R - r >= 3) dots<FIXED, 3>(q + r * D, keys + s * D, D, to);
+                else if (R - r == 2) dots<FIXED, 2>(q + r * D, keys + s * D, D, to);
+                else dots<FIXED, 1>(q + r * D, keys + s * D, D, to);
             }
     }
     for (long r = 0; r < R; r++) {
         float *row = scores + r * CHUNK, *to = part + r * (D + 2), most = -INFINITY, sum = 0;
-        const long position = start + r % c.T, n = last - first;
-        for (long s = 0; s < n; s++) {
-            const long at = first + s;
-            if (at > position || (c.window && at <= position - c.window && at >= c.sinks)) row[s] = -INFINITY;
-            most = row[s] > most ? row[s] : most;
-        }
+        const long position = start + r % c.T, n = last - first, lost = c.window ? position - c.window : -1;
+        if (last - 1 > position || first <= lost)
+            for (long s = 0; s < n; s++)
+                if (first + s > position || (first + s <= lost && first + s >= c.sinks)) row[s] = -INFINITY;
+#pragma omp simd reduction(max : most)
+        for (long s = 0; s < n; s++) most = row[s] > most ? row[s] : most;
         memset(to, 0, D * sizeof(float));
         if (most == -INFINITY) {
             memset(row, 0, n * sizeof(float));

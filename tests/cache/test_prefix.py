@@ -140,6 +140,7 @@ def test_revoking_a_document_drops_what_was_built_on_it(compute):
     assert a.lookup([*TOKENS[:4], 60, 61, 62, 63, 64]).length == 8
     assert b.lookup(TOKENS).length == 8
     assert store.revoke("report") == 0
+    assert store.pool.owned == 4  # one that lay before it, one more of the third prompt, and b's two
 
 
 def test_a_document_that_comes_later_is_remembered_with_what_is_there(compute):

@@ -27,12 +27,12 @@ def tokens_of(completions):
     return [completion.tokens for completion in completions]
 
 
-def all_ways(model, questions, new_tokens, block=4):
+def all_ways(model, questions, new_tokens, kinds):
     """{way: tokens of every row}, alone and as one batch of unequal rows."""
     options = {"max_new_tokens": new_tokens, "end_ids": ()}
     alone = [generate(model, tokens, **options).tokens for tokens in questions]
     ways = {"contiguous, batch": tokens_of(generate(model, questions, **options))}
-    for kind, maker in {"paged": paged_cache(block=block), "paged, blocks of 1": paged_cache(block=1)}.items():
+    for kind, maker in kinds.items():
         ways[kind] = [generate(model, tokens, cache=maker, **options).tokens for tokens in questions]
         ways[f"{kind}, batch"] = tokens_of(generate(model, questions, cache=maker, **options))
     store, view = served(model)
@@ -54,7 +54,8 @@ def all_ways(model, questions, new_tokens, block=4):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_way_to_hold_a_prompt_gives_the_same_tokens(architecture):
-    alone, ways, store = all_ways(tiny_model(architecture), QUESTIONS, 12)
+    alone, ways, store = all_ways(tiny_model(architecture), QUESTIONS, 12, {
+        "paged": paged_cache(block=4), "paged, blocks of 1": paged_cache(block=1)})  # fmt: skip
     for way, tokens in ways.items():
         assert tokens == alone, way
     store.forget(tenant="a")
@@ -67,11 +68,10 @@ def test_on_the_default_model_too():
     from labkit.model.load import load_model
 
     model = load_model()
-    text = "You are a careful assistant. Answer in one short sentence, and say so when you do not know. " * 3
-    questions = [model.tokenizer.encode(text + more) for more in ("What is a page?", "Name three rivers in Europe, in order.",
-                                                                  "Why is the sky blue?")]  # fmt: skip
+    text = "You are a careful assistant. Answer in one short sentence, and say so when you do not know. "
+    questions = [model.tokenizer.encode(text + more) for more in ("What is a page?", "Name three rivers, in order.")]
     questions.append(model.tokenizer.encode("The capital of France is"))
-    alone, ways, _ = all_ways(model, questions, 24, block=16)
+    alone, ways, _ = all_ways(model, questions, 10, {"paged": paged_cache()})
     for way, tokens in ways.items():
         assert tokens == alone, way
 
