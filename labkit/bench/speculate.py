@@ -131,10 +131,8 @@ def seconds_a_token(completions: Sequence) -> float:
 
 def total(completions: Sequence[Speculated]) -> Speculated:
     """All prompts of a round as one: counts and seconds added up."""
-    tallies = [done.tally for done in completions]
-    summed = Tally(**{name: sum(getattr(tally, name) for tally in tallies) for name in vars(tallies[0])})
     tokens = sum((done.tokens[1:] for done in completions), (0,))
-    return replace(completions[0], tokens=tokens, tally=summed)
+    return replace(completions[0], tokens=tokens, tally=sum((done.tally for done in completions), Tally()))
 
 
 def add(result: dict, task: str, runs: dict[str, list[list]], costs: MeasuredCosts) -> None:
@@ -147,7 +145,8 @@ def add(result: dict, task: str, runs: dict[str, list[list]], costs: MeasuredCos
             whole = total(kept[-1])
             same = [a.tokens == b.tokens for a, b in zip(kept[-1], runs["plain"][-1])]
             entry |= {"alpha": whole.alpha, "draft_yield": whole.draft_yield, "accepted_length": whole.accepted_length,
-                      "c": whole.c, **vars(whole.tally), "same_tokens": sum(same) / len(same)}  # fmt: skip
+                      "c": whole.c, **whole.counts(), "draft_s": whole.tally.draft_s,
+                      "verify_s": whole.tally.verify_s, "overhead_s": whole.tally.overhead_s, "same_tokens": sum(same) / len(same)}  # fmt: skip
             ratio = median_ratio([a / b for a, b in zip(seconds["plain"], seconds[name])])
             result["ratios"][f"{name}:{task}/plain"] = ratio.value
             result["ratio_intervals"][f"{name}:{task}/plain"] = [ratio.low, ratio.high]

@@ -10,7 +10,7 @@ The first token belongs to the prefill and to none of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labkit.generate.completion import Completion
 
@@ -27,6 +27,10 @@ class Tally:
     draft_s: float = 0.0
     verify_s: float = 0.0
     overhead_s: float = 0.0
+    passes: list[tuple[int, int]] = field(default_factory=list)  # (drafted, accepted) of each
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def add(self, drafted: int, kept: int, emitted: int) -> int:
         """One pass that kept `kept` of `drafted` tokens, of which the row took `emitted` before it ended; those count."""
@@ -35,6 +39,7 @@ class Tally:
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self.examined += accepted + refused
         self.target_passes += 1
+        self.passes.append((drafted, accepted))
         return accepted
 
 
@@ -64,6 +69,14 @@ class Speculated(Completion):
         if not tally.draft_steps or not tally.verify_s:
             return None
         return (tally.draft_s / tally.draft_steps) / (tally.verify_s / tally.target_passes)
+
+    @property
+    def drafted_tokens(self) -> tuple[bool, ...]:
+        """For each token, whether a draft had it (else it is the target's own)."""
+        origins = [False]
+        for _, accepted in self.tally.passes:
+            origins += [True] * accepted + [False]
+        return tuple(origins[: len(self.tokens)])
 
     def speedup(self, plain_s: float) -> float:
         """Against plain decoding at `plain_s` a token: accepted length * plain / (draft + verify + overhead) of a pass."""

@@ -1,6 +1,5 @@
 """The loop against plain decoding with the same cache: every drafter, every cache, every way in which a text ends."""
 
-import math
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ from labkit.cache.window import windowed_cache
 from labkit.errors import BadRequest
 from labkit.generate import InvalidLogits, Sampling
 from labkit.generate import generate as plain
+from labkit.generate.goodness import goodness_of_fit
 from labkit.measure import clock
 from labkit.model.tiny import tiny_model
 from labkit.speculate import DRAFTERS, Draft, Drafter, DrafterFailed, DraftModel, Lookup, generate, make_drafter
@@ -273,21 +273,6 @@ def joint(model, prompt, sampling, width):
     return out
 
 
-def chi_square(counts, expected):
-    """The statistic and its degrees of freedom, over cells that expect 5 or more and one that holds the rest."""
-    large = expected >= 5
-    a = torch.cat([counts[large], counts[~large].sum()[None]])
-    b = torch.cat([expected[large], expected[~large].sum()[None]])
-    keep = b > 1e-9
-    assert a[~keep].sum() == 0
-    return float(((a - b) ** 2 / b.where(keep, torch.ones(()).double()))[keep].sum()), int(keep.sum()) - 1
-
-
-def one_percent(freedom):
-    """The 99 % point of chi-square (Wilson and Hilferty's approximation)."""
-    return freedom * (1 - 2 / (9 * freedom) + 2.326 * math.sqrt(2 / (9 * freedom))) ** 3
-
-
 class GreedyScoredAsSampled(DraftModel):
     """The classic mistake: the likeliest token, with the probabilities that it was not drawn from."""
 
@@ -305,8 +290,8 @@ def test_sampled_texts_are_as_likely_as_without_drafting(kind):
     counts = torch.zeros(8, 8, dtype=torch.float64)
     for one in done:
         counts[one.tokens[0], one.tokens[1]] += 1
-    found, freedom = chi_square(counts.flatten(), n * joint(model, prompt, sampling, 8).flatten())
-    assert (found < one_percent(freedom)) == (kind != "wrong"), (found, freedom)
+    fit = goodness_of_fit(counts.flatten().tolist(), joint(model, prompt, sampling, 8).flatten().tolist())
+    assert (fit.p > 0.01) == (kind != "wrong"), fit
 
 
 def test_equal_seeds_give_equal_texts_and_rows_their_own(model, near):
