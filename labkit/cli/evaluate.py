@@ -27,10 +27,16 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Items a task; for text, tokens a slice. None: all.")] = None,
     against: Annotated[Path | None, typer.Option(help="Records of an earlier run (--out), to be compared with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep every item here; a killed run goes on from it.")] = None,
+    slices: Annotated[
+        str | None, typer.Option(help="For text: code, prose, reasoning, library, de, es ... joined by commas. None: most.")
+    ] = None,
     shots: Annotated[int, typer.Option(min=0, max=4, help="MMLU: examples before each question.")] = 0,
     scoring: Annotated[str, typer.Option(help="MMLU: text, letter, generated, joined by commas.")] = "text,letter",
     languages: Annotated[str, typer.Option(help="MMLU: en, de, es, fr, hi, it, pt, th, or all.")] = "en",
     mode: Annotated[str, typer.Option(help="HumanEval: plain or chat.")] = "plain",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest text to write an item (none: 256 for HumanEval, 128 for others).")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Arithmetic: fp32 or bf16 (none: fp32 for text, bf16 for the others).")
     ] = None,
@@ -54,17 +60,22 @@ def evaluate(
     subject = Subject(model, recipe, method, kv_format, peer, dtype, device, seed)
     subject.check(tasks)
     earlier = _earlier(tasks, against, out)
+    parts = {"shots": shots, "scoring": scoring, "languages": languages, "mode": mode, "slices": slices,
+             "budget": max_new_tokens}  # fmt: skip
     for name in tasks:  # before a model is loaded
-        _options(name, subject, shots, scoring, languages, mode)
-        _known(name)
+        _check(name, tasks)
+        _options(name, subject, **parts)
     use_threads(threads)
     rows, verdicts, flips, notes = [], [], [], {}
     for name in tasks:
         loaded = subject.model(name)
-        options = _options(name, subject, shots, scoring, languages, mode)
-        task = subject.text_task(limit) if name == "text" else make_task(name, loaded, limit, **options)
+        options = _options(name, subject, **parts)
         settings = {**subject.settings(name), "limit": limit, "seed": seed,
-                    **{key: value for key, value in options.items() if key != "reader"}}  # fmt: skip
+                    **{key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}}  # fmt: skip
+        if name == "text":
+            task = subject.text_task(limit, **options)
+        else:
+            task = make_task(name, loaded, limit, **options, **({"reader": subject.reader()} if kv_format else {}))
         scores = run(task, loaded, out, settings=settings, progress=Steps())
         rows += results(task.metrics, task.name, scores, seed)
         notes |= {task.name: list(getattr(task, "notes", ()))}
@@ -78,32 +89,41 @@ def evaluate(
     answer(result, as_json, "\n".join([*_table(rows), *_notes(notes), *_verdicts(verdicts), *_flips(flips)]))
 
 
-def _known(name: str) -> None:
-    """Refuse an unknown task, or a file with a line that cannot be used."""
+def _check(name: str, tasks: list[str]) -> None:
+    """Refuse an unknown task, one asked for twice, or a file with a line that cannot be used."""
     from labkit.evals.own_data import read_items
     from labkit.evals.task import TASKS
 
+    if tasks.count(name) > 1:
+        raise BadRequest(f"task {name!r} was given twice; give each task once")
     if name not in TASKS:
         if Path(name).suffix != ".jsonl" and not Path(name).is_file():
             raise BadRequest(f"task {name!r} is unknown; choose from {', '.join(TASKS)}, or give a .jsonl file of your own")
         read_items(name)
 
 
-def _options(name: str, subject: Subject, shots: int, scoring: str, languages: str, mode: str) -> dict:
-    """What the task of a name is made with."""
+def _options(name: str, subject: Subject, shots: int, scoring: str, languages: str, mode: str, slices: str | None,
+             budget: int | None) -> dict:  # fmt: skip
+    """What the task of a name is made with; refuses what is not there."""
+    length = {"max_new_tokens": budget} if budget else {}
     if name == "text":
-        return {}
-    options = {"reader": subject.reader()} if subject.kv_format else {}
+        from labkit.evals.text_task import SLICES, check_slices
+
+        return {"slices": check_slices(tuple(slices.split(",")) if slices else SLICES)}
     if name == "humaneval":
-        options["mode"] = mode
+        from labkit.evals.humaneval import HumanEval
+
+        HumanEval(mode=mode)
+        return {"mode": mode, **length}
     if name == "mmlu":
         from labkit.evals.mmlu import MMLU
         from labkit.texts import LANGUAGES
 
         chosen = LANGUAGES if languages == "all" else tuple(languages.split(","))
-        options |= {"shots": shots, "scoring": tuple(scoring.split(",")), "languages": chosen, "seed": subject.seed}
-        MMLU(**options)  # refuses what is not there
-    return options
+        options = {"shots": shots, "scoring": tuple(scoring.split(",")), "languages": chosen, "seed": subject.seed}
+        MMLU(**options)
+        return options
+    return length
 
 
 def _earlier(tasks: list[str], against: Path | None, out: Path | None) -> dict:

@@ -70,7 +70,7 @@ class Subject:
     def settings(self, task: str) -> dict:
         """What a result file says of a run; another one's file is refused."""
         return {"recipe": self.recipe, "method": self.method, "kv_format": self.kv_name, "peer": self.peer,
-                "arithmetic": self.arithmetic(task), "device": self.device}  # fmt: skip
+                "dtype": self.arithmetic(task), "device": self.device}  # fmt: skip
 
     def plain(self):
         """The model as it is, in float32."""
@@ -128,7 +128,7 @@ class Subject:
         how = ThroughCache(self.kv_format)
         return {"make_cache": how.maker(self.plain()), "chunk": how.chunk}
 
-    def text_task(self, limit: int | None):
+    def text_task(self, limit: int | None, slices: tuple[str, ...]):
         """`text`, with the unchanged model as reference where something is changed."""
         from labkit.evals import through_cache
         from labkit.evals.reading import Remembered
@@ -138,8 +138,8 @@ class Subject:
         plain = self.plain()
         if self.kv_format:
             how = through_cache.ThroughCache.up_to(self.kv_format, limit)
-            passages = through_cache.passages(plain.tokenizer, limit, how.length)
+            passages = through_cache.passages(plain.tokenizer, limit, how.length, slices)
             return TextThroughCache(how, passages, Remembered(plain, passages, Steps()) if changed else None)
-        passages = Text(plain.tokenizer, limit).items()
+        passages = Text(plain.tokenizer, limit, slices).items()
         say(f"{len(passages)} passages, {sum(len(passage.tokens) for passage in passages):,} tokens")
-        return Text(plain.tokenizer, limit, reference=Remembered(plain, passages, Steps()) if changed else None)
+        return Text(plain.tokenizer, limit, slices, reference=Remembered(plain, passages, Steps()) if changed else None)

@@ -124,7 +124,8 @@ def as_record(task: Task, score: ItemScore, settings: Mapping[str, Any]) -> Reco
     primary = task.metrics[0]
     return Record(
         f"eval.{task.name}", score.value(primary.name), primary.unit, n=score.n, model=settings.get("model"),
-        revision=settings.get("revision"), item=score.item, notes=score.error,
+        revision=settings.get("revision"), dtype=settings.get("dtype"), device=settings.get("device"), item=score.item,
+        notes=score.error, seed=settings.get("seed"),
         details={"metric": primary.name, "slice": score.slice, "settings": dict(settings),
                  "metrics": {name: list(pair) for name, pair in score.metrics.items()}, "item": dict(score.details)},
     )  # fmt: skip

@@ -35,6 +35,15 @@ def make(model, limit: int | None = None, **options) -> Text:
     return Text(model.tokenizer, limit, **options)
 
 
+def check_slices(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, or a refusal with those that there are."""
+    allowed = (*EVALUATION_SLICES, *LANGUAGES[1:])
+    unknown = [name for name in names if name not in allowed]
+    if unknown or not names:
+        raise BadRequest(f"The task text has no slice {(*unknown, '')[0]!r}; choose from {', '.join(allowed)}.")
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Text:
     """`limit` counts tokens a slice. `reference`: a `Remembered` or a `TopK` of the same passages; `read`: see `reading`."""
@@ -56,9 +65,7 @@ class Text:
 
     def items(self) -> list[Passage]:
         found = []
-        for name in self.slices:
-            if name not in (*EVALUATION_SLICES, *LANGUAGES[1:]):
-                raise BadRequest(f"The task text has no slice {name!r}; choose from {', '.join(SLICES)}.")
+        for name in check_slices(self.slices):
             documents = ((document.name, document.text) for document in evaluation_documents(name))
             found += cut(documents, name, self.tokenizer, self.limit, self.length, self.overlap)
         return found

@@ -1,0 +1,122 @@
+"""`labkit eval` with a tiny model: its keys, resume, --against, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labkit.cli import main
+from labkit.measure.record import read_records
+
+SHORT = ("--dtype", "fp32", "--max-new-tokens", "4")
+
+
+@pytest.fixture
+def tiny(monkeypatch, make_byte_model):
+    import labkit.model.load
+
+    def load(name="default", **_):
+        model = make_byte_model(vocab_size=256)
+        model.name = name
+        return model
+
+    monkeypatch.setattr(labkit.model.load, "load_model", load)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    lines = [{"prompt": f"Number {i}?", "reference": f"it is {i}", "wrong": f"not {i + 1}", "slice": "ab"[i % 2]} for i in range(8)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def answered(capsys) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_one_row_a_task_slice_and_metric_with_the_agreed_keys(tiny, prompts, capsys):
+    assert main(["eval", "text", "structured", prompts, "--slices", "code,prose", "--limit", "3", "--json", *SHORT]) == 0
+    rows = answered(capsys)["results"]
+    assert all({"task", "slice", "metric", "value", "low", "high", "n"} <= set(row) for row in rows)
+    places = [(row["task"], row["slice"], row["metric"]) for row in rows]
+    assert len(set(places)) == len(places) and {task for task, *_ in places} == {"text", "structured", "mine"}
+    for task in ("text", "structured", "mine"):
+        assert any((t, s) == (task, "all") for t, s, _ in places)
+    assert {"bits_per_byte", "nats_per_token"} == {m for t, _, m in places if t == "text"}
+    assert {s for t, s, _ in places if t == "mine"} == {"a", "b", "all"}
+
+
+def test_a_recipe_is_held_against_the_model_as_it_is(tiny, capsys):
+    assert main(["eval", "text", "--slices", "code", "--recipe", "int4_g32_zp", "--limit", "200", "--json"]) == 0
+    result = answered(capsys)
+    value = {row["metric"]: row["value"] for row in result["results"] if row["slice"] == "all"}
+    assert value["kl"] > 0 and 0 < value["top1"] < 1 and result["recipe"] == "int4_g32_zp"
+    assert main(["eval", "text", "--slices", "code", "--kv-format", "int4", "--limit", "700", "--json"]) == 0
+    result = answered(capsys)
+    assert {row["metric"]: row["value"] for row in result["results"]}["kl"] > 0 and result["kv_format"] == "int4_kivi"
+
+
+def test_a_run_is_kept_resumed_and_compared(tiny, prompts, tmp_path, capsys):
+    before, after = str(tmp_path / "before.jsonl"), str(tmp_path / "after.jsonl")
+    command = ["eval", prompts, *SHORT, "--json"]
+    assert main([*command, "--out", before]) == 0
+    first = answered(capsys)["results"]
+    lines = open(before).read().splitlines(keepends=True)
+    open(before, "w").write("".join(lines[:3]) + lines[3][:50])
+    assert main([*command, "--out", before]) == 0
+    assert answered(capsys)["results"] == first and len(read_records(before)) == 8
+    assert main([*command, "--recipe", "int2_g32_zp", "--against", before, "--out", after]) == 0
+    result = answered(capsys)
+    rows = {(row["slice"], row["metric"]): row for row in result["comparisons"]}
+    assert rows["all", "bits_per_byte"]["n"] == 8 and rows["all", "bits_per_byte"]["difference"] != 0
+    assert all(row["verdict"].split()[0] in ("worse", "better", "not", "at") for row in rows.values())
+    hits = {s.item: s.details["metrics"]["prefers"][0] for s in read_records(before)}
+    now = {s.item: s.details["metrics"]["prefers"][0] for s in read_records(after)}
+    flips = {one["item"] for one in result["flipped"] if one["metric"] == "prefers"}
+    assert flips == {item for item in hits if hits[item] != now[item]}
+    assert main([*command[:-1], "--against", before]) == 0
+    assert "not decidable with n = 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no_such_task"], ["'no_such_task'", "humaneval", ".jsonl"]),
+        (["no_such.jsonl"], ["no_such.jsonl"]),
+        (["mmlu", "--shots", "5"], ["--shots '5'"]),
+        (["mmlu", "--scoring", "words"], ["'words'", "letter"]),
+        (["mmlu", "--languages", "en,xx"], ["'xx'", "th"]),
+        (["text", "--slices", "verse"], ["'verse'", "code"]),
+        (["humaneval", "--mode", "loud"], ["'loud'", "chat"]),
+        (["text", "--dtype", "int3"], ["'int3'", "bf16"]),
+        (["mmlu", "--peer", "torchao"], ["--peer torchao", "mmlu"]),
+        (["text", "--against", "no.jsonl"], ["no.jsonl", "--out"]),
+        (["text", "text"], ["text", "twice"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_bad_request_is_one_sentence(arguments, said, capsys, monkeypatch):
+    import labkit.model.load
+
+    monkeypatch.setattr(labkit.model.load, "load_model", lambda *_, **__: pytest.fail("a model was loaded first"))
+    assert main(["eval", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    for part in said:
+        assert part in captured.err
+
+
+def test_files_that_do_not_go_together_are_refused(tiny, prompts, tmp_path, capsys):
+    before = str(tmp_path / "before.jsonl")
+    assert main(["eval", prompts, "--limit", "2", "--out", before, *SHORT]) == 0
+    capsys.readouterr()
+    for arguments, said in (
+        (["structured", "--against", before], "holds mine and not structured"),
+        ([prompts, "--limit", "2", "--against", before, "--out", before], "both"),
+        ([prompts, "--limit", "2", "--recipe", "int8", "--out", before, *SHORT], "recipe None"),
+        ([prompts, "--limit", "3", "--against", before, *SHORT], "differ in 1 items"),
+    ):
+        assert main(["eval", *arguments]) == 2
+        assert said in capsys.readouterr().err
