@@ -21,6 +21,7 @@ COMMANDS = [
     ["bench", "decode"],
     ["bench", "prefill"],
     ["quantize"],
+    ["distill"],
     ["eval"],
 ]
 
@@ -104,6 +105,10 @@ def test_help_loads_nothing_heavy():
         (["quantize", "small.bin"], ["small.bin", ".safetensors"]),
         (["quantize", f"{__file__}/a.safetensors"], ["not a folder", "test_cli.py"]),
         (["quantize", "a.safetensors", "--method", "gptq+magic"], ["'magic'"]),
+        (["distill", "draft.bin"], ["draft.bin", ".safetensors"]),
+        (["distill", "a.safetensors", "--kind", "eagle"], ["'eagle'", "medusa"]),
+        (["distill", "a.safetensors", "--steps", "0"], ["--steps '0'"]),
+        (["distill", "a.safetensors", "--learning-rate", "-1"], ["learning_rate"]),
         (["eval", "text", "--peer", "torchao", "--recipe", "int4"], ["--peer torchao", "--recipe"]),
         (["eval", "text", "--peer", "vllm"], ["'vllm'", "torchao-int4"]),
         (["plan", "--tokens", "5", "--tokens", "0"], ["--tokens '0'"]),

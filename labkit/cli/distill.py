@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from labkit.cli.answer import Json, Model, Steps, Threads, answer, use_threads
+from labkit.errors import BadRequest
 
 
 def distill(
@@ -30,11 +31,14 @@ def distill(
               labkit distill small.safetensors --texts 128 --steps 40
     Then:     labkit generate --prompt "Why is the sea salty?" --drafter draft.safetensors
     """
-    use_threads(threads)
+    if output.suffix != ".safetensors":
+        raise BadRequest(f"{str(output)!r} is not a .safetensors file; choose such a name for the draft")
     from labkit.model.load import load_model
     from labkit.speculate.distill import Recipe
     from labkit.speculate.distill import distill as run_distill
     from labkit.speculate.fit import Training
+
+    use_threads(threads)
 
     training = Training(steps=steps, tokens=tokens, learning_rate=learning_rate, warmup=min(20, steps), averaging=0.95,
                         every=min(40, steps))  # fmt: skip
