@@ -49,7 +49,8 @@ def ladder(weight: Tensor, format: str = "int4_g32_min") -> dict[str, Rung]:
         layer.weight.copy_(numbers)
         rungs[name] = _rung(name, layer.weight.nbytes, layer, dtype)
     plain = Plain(held)
-    rungs["unpacked"] = _rung("unpacked", held.nbytes, plain, torch.float32, lambda w: w.matmul)
+    # Few copies: each call writes and reads so many floats that nothing stays in a cache anyway.
+    rungs["unpacked"] = Rung("unpacked", held.nbytes, [plain.matmul, copy.deepcopy(plain).matmul], torch.float32)
     way = fast_path(get_format(format), tuple(weight.shape))
     if way is not None:
         rungs["packed"] = _rung("packed", held.nbytes, way(held), torch.bfloat16, lambda w: w.matmul)

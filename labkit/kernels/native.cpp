@@ -25,7 +25,8 @@ extern "C" int omp_get_thread_num(), omp_get_num_threads();  // of the library t
 #endif
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)  // written out, so that arrays become registers
 #define EACH2(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i += 2)
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE static INLINE_IN
+#define INLINE_IN inline __attribute__((always_inline))
 #include "native_other.cpp"  // the primitives where there is no AVX-512
 #ifdef __AVX512VNNI__
 #include <immintrin.h>

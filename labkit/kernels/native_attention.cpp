@@ -34,11 +34,32 @@ static void merge(float* into, float m, float l, const float* values, int D) {
 // ---- Q <= 3 query heads of one KV head over `count` <= 512 neighbouring keys. A key is read and widened once for all Q.
 // D = 32 C; C = 0: any other, in plain loops. q [Q][WIDE] is scaled, and in the order of `load2` (see `place`).
 typedef float Scores[CHUNK + 16];
+// Where there is an instruction that multiplies 32 pairs of 16-bit numbers and adds neighbours, numbers stay that narrow:
+// bfloat16 as they are, codes as integers; queries and weights are rounded to bfloat16, or to 15 and 14 bits.
+template <class KV> struct Pairs { static constexpr bool here = false; };
 #ifdef BF16_DOTS
-template <class KV> constexpr bool DOTS = sizeof(KV) == 2;  // bfloat16 is multiplied as it is, queries and weights rounded to it
-#else
-template <class KV> constexpr bool DOTS = false;
+template <> struct Pairs<uint16_t> {
+    static constexpr bool here = true;
+    typedef vf Sum;
+    static INLINE_IN vb load32(const uint16_t* p) { return load<vb>(p); }
+    static INLINE_IN Sum dot(Sum sums, vb a, vb b) { return dot2(sums, a, b); }
+    static INLINE_IN float step(float, float) { return 1.f; }
+    static INLINE_IN uint16_t narrow(float x) { uint16_t half; put(&half, x); return half; }
+    static INLINE_IN vf tofloat(Sum x) { return x; }
+};
 #endif
+#ifdef __AVX512VNNI__
+template <> struct Pairs<uint8_t> {
+    static constexpr bool here = true;
+    typedef vi Sum;
+    static INLINE_IN vb load32(const uint8_t* p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+    static INLINE_IN Sum dot(Sum sums, vb a, vb b) { return (vi)_mm512_dpwssd_epi32((__m512i)sums, a, b); }
+    static INLINE_IN float step(float reach, float most) { return reach > 1e-30f ? reach / most : 1.f; }
+    static INLINE_IN uint16_t narrow(float x) { return load<uint32_t>(&(x += 12582912.f)); }  // as `nearest`; the low half of it
+    static INLINE_IN vf tofloat(Sum x) { return ::tofloat(x); }
+};
+#endif
+constexpr float MOST_QUERY = 32767, MOST_WEIGHT = 16383;  // sums of 512 codes times these still fit into 32 bits
 template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* keys, int count, int D, Scores* p) {
     constexpr int R = C * 32 / W;  // registers a head
     if constexpr (C == 0) {
@@ -50,21 +71,27 @@ template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* k
         return;
     }
     alignas(64) uint16_t narrow[Q][32 * C];
-    if (DOTS<KV>)
-        for (int g = 0; g < Q; g++)
-            for (int d = 0; d < 32 * C; d++) put(&narrow[g][d], q[g * WIDE + d]);
+    float step[Q];
+    if constexpr (Pairs<KV>::here)
+        for (int g = 0; g < Q; g++) {
+            vf reach = {};
+            for (int d = 0; d < 32 * C; d += W) reach = maximum(reach, maximum(load<vf>(q + g * WIDE + d), -load<vf>(q + g * WIDE + d)));
+            step[g] = Pairs<KV>::step(largest(reach), MOST_QUERY);
+            for (int d = 0; d < 32 * C; d++) narrow[g][d] = Pairs<KV>::narrow(q[g * WIDE + d] * (1 / step[g]));
+        }
     for (int j = 0; j < count; j += W) {
         const Many<Q> found = dots<W, Q>([&](int n) __attribute__((always_inline)) {
             const KV* key = keys + (size_t)std::min(j + n, count - 1) * 32 * C;
             Many<Q> sums = {};
-#ifdef BF16_DOTS
-            if constexpr (DOTS<KV>) {
+            if constexpr (Pairs<KV>::here) {
+                typename Pairs<KV>::Sum total[Q] = {};
                 EACH(r, C) {
-                    EACH(g, Q) sums.of[g] = dot2(sums.of[g], load<vb>(key + 32 * r), load<vb>(&narrow[g][32 * r]));
+                    const vb numbers = Pairs<KV>::load32(key + 32 * r);
+                    EACH(g, Q) total[g] = Pairs<KV>::dot(total[g], numbers, load<vb>(&narrow[g][32 * r]));
                 }
+                EACH(g, Q) sums.of[g] = Pairs<KV>::tofloat(total[g]);
                 return sums;
             }
-#endif
             EACH2(r, R) {
                 vf a, b;
                 load2(key + r * W, a, b);
@@ -75,7 +102,7 @@ template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* k
             }
             return sums;
         });
-        EACH(g, Q) store(p[g] + j, found.of[g]);
+        EACH(g, Q) store(p[g] + j, Pairs<KV>::here ? found.of[g] * step[g] : found.of[g]);
     }
 }
 // out[g] = low[g] + the sum of p[g][j] times value j. Behind the last key, p is zero up to a whole register.
@@ -90,27 +117,36 @@ INLINE void weighted(const Scores* p, const KV* values, int count, int D, const 
         }
         return;
     }
-#ifdef BF16_DOTS
-    if constexpr (DOTS<KV>) {  // two keys at once: their values are interleaved, 4 numbers of each in turn
+#ifdef __AVX512VNNI__
+    if constexpr (Pairs<KV>::here) {  // two keys at once: their values are interleaved, 4 numbers of each in turn
         alignas(64) uint16_t narrow[Q][CHUNK + 16];
-        for (int g = 0; g < Q; g++)
-            for (int j = 0; j < count + 1; j++) put(&narrow[g][j], j < count ? p[g][j] : 0.f);
+        float step[Q];
+        for (int g = 0; g < Q; g++) {
+            vf reach = {};
+            for (int j = 0; j < count; j += W) reach = maximum(reach, load<vf>(p[g] + j));
+            step[g] = Pairs<KV>::step(largest(reach), MOST_WEIGHT);
+            for (int j = 0; j < count; j++) narrow[g][j] = Pairs<KV>::narrow(p[g][j] * (1 / step[g]));
+            narrow[g][count] = 0;
+        }
         for (int piece = 0; piece < R; piece += PIECE) {
-            vf sums[Q][PIECE] = {};
+            typename Pairs<KV>::Sum sums[Q][PIECE] = {};
             for (int j = 0; j < count; j += 2)
                 EACH2(r, PIECE) {
                     const KV *one = values + (size_t)j * 32 * C + (piece + r) * W, *two = j + 1 < count ? one + 32 * C : one;
-                    const vb a = load<vb>(one), b = load<vb>(two);
+                    const vb a = Pairs<KV>::load32(one), b = Pairs<KV>::load32(two);
                     const vb first = _mm512_unpacklo_epi16(a, b), second = _mm512_unpackhi_epi16(a, b);
                     EACH(g, Q) {
-                        const int32_t weights = load<int32_t>(&narrow[g][j]);
-                        sums[g][r] = dot2(sums[g][r], first, weights), sums[g][r + 1] = dot2(sums[g][r + 1], second, weights);
+                        const vb weights = _mm512_set1_epi32(load<int32_t>(&narrow[g][j]));
+                        sums[g][r] = Pairs<KV>::dot(sums[g][r], first, weights);
+                        sums[g][r + 1] = Pairs<KV>::dot(sums[g][r + 1], second, weights);
                     }
                 }
             for (int g = 0; g < Q; g++)
-                for (int r = 0; r < PIECE; r++)
-                    for (int i = 0; i < 4; i++)
-                        memcpy(out[g] + (piece + r / 2 * 2) * W + 8 * i + r % 2 * 4, (float*)&sums[g][r] + 4 * i, 16);
+                for (int r = 0; r < PIECE; r++) {
+                    alignas(64) float found[16];
+                    store(found, Pairs<KV>::tofloat(sums[g][r]) * step[g] + low[g]);
+                    for (int i = 0; i < 4; i++) memcpy(out[g] + (piece + r / 2 * 2) * W + 8 * i + r % 2 * 4, found + 4 * i, 16);
+                }
         }
         return;
     }

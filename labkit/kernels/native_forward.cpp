@@ -62,7 +62,7 @@ struct Work {
 };
 static void stack(const Model& m, const Step& s, const Work& w, Team& team, int first, int N) {
     const int D = m.D, G = m.H / m.K, heads = m.H + 2 * m.K, hidden = (m.I + 15) / 16 * 16, id = team.id, size = team.size;
-    const bool pairs = s.kv == BFLOAT16 && whole(D) && !DOTS<uint16_t>;
+    const bool pairs = s.kv == BFLOAT16 && whole(D) && !Pairs<uint16_t>::here;
     const int number_bytes = kv_bytes(s.kv);
     Attend attend[HEADS + 1] = {};
     for (int few = 1; few <= HEADS; few++) attend[few] = attend_of(s.kv, D, few);
