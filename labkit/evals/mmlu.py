@@ -5,8 +5,8 @@
     generated   the letter in what greedy decoding writes behind that same prompt        asks for the form as well
 
 Each gives `right`, the `margin` of the right answer over the best wrong one (nats, for text nats a byte), and `mass`: the
-probability that the four answers hold together. A letter score whose mass is small compares crumbs. At the floor
-(chance is 25 %) a share cannot fall, but a margin can: it is the primary metric.
+probability that the four answers hold together; `text` also the `bits_per_byte` of the right answer. A letter score whose
+mass is small compares crumbs. At the floor (chance is 25 %) a share cannot fall, but a margin can: it is the primary metric.
 Few-shot examples are other items of the subject, never the item itself; where they do not fit, whole ones are left out and
 counted. NaN, or four equal scores, is an error of the item and not an "A". Cost: one prompt a scoring and item.
 """
@@ -70,6 +70,8 @@ class MMLU:
             if way != "generated":
                 unit = "nats/byte" if way == "text" else "nats"
                 found += [Metric(f"{way}_margin", unit), Metric(f"{way}_mass")]
+            if way == "text":
+                found.append(Metric("bits_per_byte", "bits/byte", higher_is_better=False))
             found.append(Metric(f"{way}_right", share=True, chance=1 / len(LETTERS)))
         if "generated" in self.scoring:
             found += [Metric("generated_answered", share=True), Metric("generated_margin", "nats"), Metric("generated_mass")]
@@ -97,6 +99,7 @@ class MMLU:
             nats = [one.nats for one in reader.log_likelihoods(parts, header)]
             per_byte = [value / len(choice.encode()) for value, choice in zip(nats, item.choices)]
             chosen = self._judge(metrics, "text", nats, per_byte, right, item)
+            metrics["bits_per_byte"] = (-nats[right] / math.log(2), len(item.answer_text.encode()))
             details |= {"text": LETTERS[chosen], **shown}
         if {"letter", "generated"} & set(self.scoring):
             parts, header, shown = self.prompt(reader, item, listed=True)

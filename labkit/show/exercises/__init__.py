@@ -28,6 +28,7 @@ from labkit.show.exercises.smaller_cache import (
     check_per_channel,
     check_window,
 )
+from labkit.show.exercises.what_it_costs import check_can_fall, check_flips, check_smallest
 from labkit.show.exercises.what_to_lose import (
     check_compensate,
     check_kl,
@@ -47,6 +48,9 @@ __all__ = [
     "check_best_length",
     "check_bits_all_in",
     "check_break_even",
+    "check_can_fall",
+    "check_flips",
+    "check_smallest",
     "check_blocks_of_forks",
     "check_bytes_per_token",
     "check_compensate",
