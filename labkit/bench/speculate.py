@@ -9,7 +9,7 @@ numbers of each arm say why it is as fast as it is: alpha, yield, accepted lengt
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from labkit.bench.arms import load
@@ -96,13 +96,16 @@ def build(names: set[str], target) -> tuple[dict, dict[str, str]]:
 
 
 def rounds(target, drafters: dict, texts: list[list[int]], new_tokens: int, repeats: int, costs: MeasuredCosts,
-           draft_length: int | str | None = None) -> dict[str, list[list]]:  # fmt: skip
-    """{arm: one list of completions a round}; `plain` is among them. Each prompt runs through all arms before the next."""
+           draft_length: int | str | Mapping[str, int] | None = None) -> dict[str, list[list]]:  # fmt: skip
+    """{arm: one list of completions a round}; `plain` is among them. Each prompt runs through all arms before the next.
+
+    `draft_length`: one for all, or by name; None is `LENGTHS`."""
+    lengths = LENGTHS if draft_length is None else draft_length
 
     def one(name: str):
         if name == "plain":
             return lambda text: plain(target, text, max_new_tokens=new_tokens)
-        length = draft_length if draft_length is not None else LENGTHS.get(name, FIXED)
+        length = lengths.get(name, FIXED) if isinstance(lengths, Mapping) else lengths
         drafter = drafters[name]
         if name == "auto" or length == "auto":
             drafter, length = drafter.adaptive(costs.verify), 12
