@@ -375,6 +375,7 @@ def test_distill_writes_a_draft_and_its_record(cache_folder, tmp_path, monkeypat
     from labkit.cli import main
 
     small_pool(monkeypatch.setattr)
+    monkeypatch.setenv("LABKIT_NATIVE", "off")  # an empty cache folder has no kernels yet
     model = speaking_model()
     monkeypatch.setattr(labkit.model.load, "load_model", lambda name="default", **_: model)
     file = tmp_path / "draft.safetensors"
@@ -406,7 +407,7 @@ def test_nothing_held_out_is_learnt_and_nothing_learnt_is_held_out(monkeypatch):
 @pytest.mark.slow
 def test_a_distillation_that_was_killed_goes_on_to_the_same_file(tmp_path):
     def start(name, steps="60"):
-        environment = os.environ | {"LABKIT_CACHE": str(tmp_path / f"cache-{name}")}
+        environment = os.environ | {"LABKIT_CACHE": str(tmp_path / f"cache-{name}"), "LABKIT_NATIVE": "off"}
         return subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / f"{name}.safetensors"), steps], env=environment,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2])  # fmt: skip
 
