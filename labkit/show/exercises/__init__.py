@@ -22,6 +22,7 @@ from labkit.show.exercises.kv_cache import (
     check_what_fits,
 )
 from labkit.show.exercises.last_mile import check_memory_limit, check_packed_line, check_part_for_free
+from labkit.show.exercises.make_a_draft import check_draft_worth, check_influence, check_two_of_four
 from labkit.show.exercises.pages import check_blocks_of_forks, check_copy_on_write, check_waste
 from labkit.show.exercises.smaller_cache import (
     check_kv_bits,
@@ -57,7 +58,9 @@ __all__ = [
     "check_computed",
     "check_copy_on_write",
     "check_decode_limit",
+    "check_draft_worth",
     "check_first_token",
+    "check_influence",
     "check_kl",
     "check_kv_bits",
     "check_may_share",
@@ -78,6 +81,7 @@ __all__ = [
     "check_tokens_a_pass",
     "check_two_answers",
     "check_waste",
+    "check_two_of_four",
     "check_what_fits",
     "check_where_it_stops",
     "check_window",
