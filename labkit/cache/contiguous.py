@@ -40,6 +40,7 @@ class ContiguousCache(KVCache):
         self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
         self.keys: list[Tensor | None] = [None] * shape.num_layers
         self.values: list[Tensor | None] = [None] * shape.num_layers
+        self.addresses: tuple | None = None  # what a native stack remembers of where the tensors lie, until they move
         self._allocate(self.slots)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -96,9 +97,10 @@ class ContiguousCache(KVCache):
                     if side[i] is not None:
                         grown[:, :, : self.length] = side[i][:, :, : self.length]
                     side[i] = grown
-        self.slots = slots
+        self.slots, self.addresses = slots, None
 
     def _select(self, rows: tuple[int, ...]) -> None:
         order = torch.tensor(rows, device=self.device)
         for side in (self.keys, self.values):
             side[:] = [t if t is None else t.index_select(0, order) for t in side]
+        self.addresses = None

