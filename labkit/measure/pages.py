@@ -7,6 +7,7 @@ grants them where asked; elsewhere, and below two of them, memory is ordinary. N
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 
 import torch
@@ -28,3 +29,11 @@ def zeros(numbers: int, dtype: torch.dtype, device: str | torch.device = "cpu") 
             pass  # a kernel built without them
         start = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % HUGE_PAGE
         return torch.frombuffer(memory, dtype=dtype, count=numbers, offset=start)  # keeps `memory` alive
+
+
+def give_back() -> None:
+    """Return freed memory to the system where the C library keeps it (glibc): after packing that is most of a small model."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        pass  # another C library, which keeps its own counsel

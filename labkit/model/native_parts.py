@@ -65,3 +65,5 @@ def pack_into(native: Decoder, model: Decoder, recipe, quantizer, consume: bool)
             own = nn.RMSNorm(module.normalized_shape, module.eps)
             own.weight = nn.Parameter(module.weight.detach().float().clone())
             native.set_submodule(name, own)
+    if consume:
+        pages.give_back()

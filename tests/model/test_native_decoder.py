@@ -1,6 +1,8 @@
 """The native decoder against the plain one with the same numbers: one call, layer by layer, batches, chunks, long caches."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -250,6 +252,33 @@ def test_moving_it_to_another_device_is_refused_and_a_dtype_changes_nothing():
     assert torch.equal(model.to(torch.bfloat16)(ids), before)
     with pytest.raises(BadRequest, match="CPU"):
         model.to("meta")
+
+
+@pytest.mark.real_model
+def test_packing_never_holds_the_weights_twice_and_leaves_little_behind():
+    """In a process of its own: at most the float32 weights, the packed ones and one matrix in the making (the embedding)."""
+    code = """
+import torch
+from labkit.measure.bytes import peak_memory, resident_bytes, tensor_bytes
+from labkit.model.load import load_model
+from labkit.model.native_decoder import accelerate
+from labkit.model.tiny import tiny_model
+accelerate(tiny_model(), "int4")
+start = resident_bytes()
+model = load_model()
+whole = tensor_bytes(model)
+with peak_memory() as peak:
+    fast = accelerate(model, "int4", consume=True)
+packed, embedding = tensor_bytes(fast), 4 * fast.config.vocab_size * fast.config.hidden_size
+assert peak.bytes - start < whole + packed + 1.7 * embedding, (peak.bytes - start, whole, packed)
+assert resident_bytes() - start < packed + 64 * 2**20, (resident_bytes() - start, packed)
+cache = fast.new_cache(1, 600)
+with peak_memory() as peak:
+    fast(torch.randint(0, 49152, (1, 512)), cache, last_only=True)
+assert peak.grown_bytes < 96 * 2**20, peak
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.real_model
