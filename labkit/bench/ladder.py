@@ -39,6 +39,7 @@ class Rung:
     dtype: torch.dtype
 
 
+@torch.inference_mode()
 def ladder(weight: Tensor, format: str = "int4_g32_min") -> dict[str, Rung]:
     """The ways that this machine has for `weight` [N, K] float32, by name."""
     held = quantize(weight, format)
