@@ -58,6 +58,7 @@ def random_model(config: ModelConfig, recipe: str, dtype: torch.dtype, device) -
 
 
 def static_arm(name: str, model: Decoder, recipe: str, capacity: int) -> Arm:
+    """Steps of fixed shape, recorded as graphs on CUDA."""
     fast = StaticDecoder(model, 1, capacity)
 
     def run(prompt, count) -> Run:
@@ -69,6 +70,7 @@ def static_arm(name: str, model: Decoder, recipe: str, capacity: int) -> Arm:
 
 
 def plain_arm(model: Decoder) -> Arm:
+    """labkit's plain loop: operators one by one, one wait a token."""
     def run(prompt, count) -> Run:
         done = generate(model, list(prompt), max_new_tokens=count, end_ids=())
         return Run(done.tokens, done.token_times_s)
@@ -153,6 +155,7 @@ def attention_kernels(config, dtype, device, write: Callable) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-1.5b", choices=["tiny", *KNOWN_MODELS])
     parser.add_argument("--device", default="cuda")

@@ -5,7 +5,7 @@
 
 One resident copy of the weights serves decode, batches and prefill. Over a contiguous cache, or one in INT8 (`cache="int8"`:
 half the bytes), the whole forward is one call; over any other (paged, INT4, windowed ...) the layers run one by one
-through the cache's contract, on the same packed matrices. The plain `Decoder` stays the oracle; `dequantized` makes the one with exactly these weights.
+through its contract, on the same matrices. The plain `Decoder` is the oracle; `dequantized` makes the one with these weights.
 
 Exactness: weights are the format's own numbers. Integer formats round each 32 activations to 127 steps (KL to float32 of
 the same weights about 0.004 on the default model); bf16 weights meet float32 activations, so only the order of sums
