@@ -96,6 +96,14 @@ def test_a_cache_that_forgets_is_not_asked_to_remember(model, near, maker):
     assert tokens_of(done) == wanted
 
 
+def test_a_windowed_cache_made_for_the_call_can_go_back_as_far_as_is_drafted(scripted):
+    model = tiny_model("mistral", seed=3, windows=(4, 4))
+    text = plain(model, PROMPTS[1], max_new_tokens=30, end_ids=NEVER, cache="windowed").tokens
+    drafter = scripted({tuple(PROMPTS[1]): text}, spoil=[3])
+    done = generate(model, PROMPTS[1], drafter=drafter, draft_length=6, max_new_tokens=30, end_ids=NEVER, cache="windowed")
+    assert done.tokens == text and drafter.limits[:4] == [[6]] * 4
+
+
 def test_rows_accept_different_counts(model, scripted):
     texts = dict(zip(map(tuple, PROMPTS), tokens_of(plain(model, PROMPTS, max_new_tokens=20, end_ids=NEVER))))
     wanted = list(texts.values())
