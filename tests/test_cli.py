@@ -21,6 +21,7 @@ COMMANDS = [
     ["bench", "decode"],
     ["bench", "prefill"],
     ["bench", "kernels"],
+    ["bench", "speculate"],
     ["quantize"],
     ["distill"],
     ["eval"],
@@ -84,11 +85,15 @@ def test_help_loads_nothing_heavy():
         (["run", "--scale", "quik"], ["'quik'", "quick, standard, full"]),
         (["run", "zz_nothing", "--scale", "quick"], ["no"]),
         (["run", "-p", "repeats"], ["'repeats'", "NAME=VALUE"]),
-        (["bench"], ["decode, kernels, prefill"]),
+        (["bench"], ["decode, kernels, prefill, speculate"]),
         (["bench", "decod"], ["'decod'", "did you mean decode?"]),
         (["bench", "decode", "--formats", ""], ["both empty"]),
         (["bench", "decode", "--formats", "fp33"], ["fp33"]),
         (["bench", "decode", "--formats", "fp32,fp32"], ["fp32 twice"]),
+        (["bench", "speculate", "--arms", "lookup:poetry"], ["lookup:poetry", "humaneval"]),
+        (["bench", "speculate", "--arms", "lookup"], ["DRAFTER:TASK"]),
+        (["bench", "speculate", "--draft-length", "-3"], ["--draft-length", "-3"]),
+        (["generate", "--prompt", "x", "--drafter", "lookup", "--draft-length", "some"], ["'some'", "auto"]),
         (["generate"], ["--prompt"]),
         (["generate", "--prompt"], ["--prompt", "requires an argument"]),
         (["generate", "--prompt", "x", "--max-new-tokens", "abc"], ["--max-new-tokens 'abc'", "integer"]),
@@ -251,6 +256,19 @@ def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5"]) == 0
     captured = capsys.readouterr()
     assert captured.out == text + "\n" and "tokens" in captured.err
+
+
+def test_generate_with_a_drafter_says_the_same_and_how_much_was_drafted(tiny, capsys):
+    request = ["generate", "--prompt", "hello hello", "--max-new-tokens", "12", "--json"]
+    assert main(request) == 0
+    plain = last_object(capsys.readouterr())
+    for drafter, length in (("lookup", "3"), ("int8_channel", "auto"), ("lookup_first", "0")):
+        assert main([*request, "--drafter", drafter, "--draft-length", length]) == 0
+        done = last_object(capsys.readouterr())
+        assert done["tokens"] == plain["tokens"] and done["text"] == plain["text"]
+        assert done["accepted"] <= done["examined"] <= done["drafted"] and done["target_passes"] < 12
+    assert main([*request, "--drafter", "oracle"]) == 2
+    assert "oracle" in one_sentence(capsys.readouterr())
 
 
 def test_nothing_generated_has_null_times_not_nan(tiny, capsys):
