@@ -1,8 +1,8 @@
 """Speculative decoding predicted, then measured: constants and alpha from one half of the prompts, speed on the other.
 
     alpha, lengths of the drafts      from the first half: accepted / examined, and how many tokens were drafted each pass
-    costs                             c and verify(n) timed one by one (`labkit.speculate.costs`), no text accepted or refused
-    predicted                         mean of (1 - alpha^(d + 1)) / (1 - alpha) over mean cost of a pass, over drafts of d
+    cost of a pass                    from the first half: draft, verify and overhead, in plain steps timed in turns with them
+    predicted                         mean of (1 - alpha^(d + 1)) / (1 - alpha), over drafts of d / mean cost of a pass
     measured                          plain seconds a token / speculative ones, second half, all arms in turns
 
 Where every pass drafts alike this is the textbook formula; look-up drafts in some passes only, so its lengths are a list.
@@ -10,14 +10,16 @@ Where every pass drafts alike this is the textbook formula; look-up drafts in so
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.bench.speculate import FIXED, LENGTHS, rounds, seconds_a_token, total
 from labkit.measure.clock import Ratio, median_ratio
-from labkit.plan.time import SpeculationCosts, expected_accepted_length
-from labkit.speculate import Drafter, generate
+from labkit.plan.time import expected_accepted_length
+from labkit.speculate import Drafter
 from labkit.speculate.costs import MeasuredCosts
+from labkit.speculate.report import Speculated
 from labkit.texts.prompt_kinds import prompts
 
 
@@ -34,7 +36,7 @@ class Trial:
     alpha: float | None
     draft_yield: float | None
     accepted_length: float
-    c: float
+    c: float  # seconds a drafted token, the reading of prompts included, / a plain step
     same_tokens: bool
 
     @property
@@ -43,10 +45,10 @@ class Trial:
         return self.predicted / self.measured.value - 1
 
 
-def predicted_speedup(passes: Sequence[tuple[int, int]], alpha: float, costs: SpeculationCosts) -> float:
-    """From (drafted, accepted) of passes seen elsewhere; only how much was drafted counts here, alpha says the rest."""
-    tokens = sum(expected_accepted_length(alpha, drafted) for drafted, _ in passes)
-    return tokens / sum(costs.pass_cost(drafted) for drafted, _ in passes)
+def predicted_speedup(passes: Sequence[tuple[int, int]], alpha: float, pass_cost: float) -> float:
+    """From (drafted, accepted) of passes seen elsewhere; only how much was drafted counts here, alpha says the rest.
+    `pass_cost`: mean cost of a pass in plain steps."""
+    return sum(expected_accepted_length(alpha, drafted) for drafted, _ in passes) / len(passes) / pass_cost
 
 
 def halves(task: str, tokenizer, count: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -72,24 +74,27 @@ def predict_and_measure(
     for task in tasks:
         on_progress(task)
         learnt, timed = halves(task, target.tokenizer, count)
-        guesses = {}
-        for name, drafter in drafters.items():
-            length = lengths.get(name, FIXED)
-            seen = total([generate(target, text, drafter=drafter, draft_length=length, max_new_tokens=new_tokens) for text in learnt])
-            alpha = min(seen.alpha or 0.0, 1.0)
-            guesses[name] = length, alpha, predicted_speedup(seen.tally.passes, alpha, costs.of(name))
-        trials += _measure(target, drafters, task, timed, guesses, costs, new_tokens, repeats)
+        seen = rounds(target, drafters, learnt, new_tokens, repeats, costs, lengths)
+        plain_s = statistics.median(seconds_a_token(one) for one in seen["plain"])
+        guesses = {name: _guess(sum(seen[name], []), plain_s) for name in drafters}
+        runs = rounds(target, drafters, timed, new_tokens, repeats, costs, lengths)
+        trials += [_trial(name, task, lengths.get(name, FIXED), guesses[name], runs) for name in drafters]
     return trials
 
 
-def _measure(target, drafters, task, timed, guesses, costs, new_tokens, repeats) -> list[Trial]:
-    lengths = {name: length for name, (length, _, _) in guesses.items()}
-    runs = rounds(target, drafters, timed, new_tokens, repeats, costs, lengths)
-    plain = [seconds_a_token(one) for one in runs["plain"]]
-    trials = []
-    for name, (length, alpha, predicted) in guesses.items():
-        mine, whole = [seconds_a_token(one) for one in runs[name]], total(runs[name][-1])
-        same = all(a.tokens == b.tokens for a, b in zip(runs[name][-1], runs["plain"][-1]))
-        trials.append(Trial(name, task, length, alpha, predicted, median_ratio([p / m for p, m in zip(plain, mine)]),
-                            whole.alpha, whole.draft_yield, whole.accepted_length, costs.of(name).draft, same))  # fmt: skip
-    return trials
+def _guess(completions: Sequence[Speculated], plain_s: float) -> tuple[float, float, float]:
+    """alpha, predicted speed-up and c."""
+    whole = total(completions)
+    tally, alpha = whole.tally, whole.alpha or 0.0
+    pass_s = (tally.draft_s + tally.verify_s + tally.overhead_s) / tally.target_passes
+    c = tally.draft_s / max(1, tally.drafted) / plain_s
+    return alpha, predicted_speedup(tally.passes, alpha, pass_s / plain_s), c
+
+
+def _trial(name: str, task: str, length: int, guess: tuple[float, float, float], runs: dict) -> Trial:
+    alpha, predicted, c = guess
+    plain, mine = ([seconds_a_token(one) for one in runs[key]] for key in ("plain", name))
+    whole = total(runs[name][-1])
+    same = all(a.tokens == b.tokens for a, b in zip(runs[name][-1], runs["plain"][-1]))
+    return Trial(name, task, length, alpha, predicted, median_ratio([p / m for p, m in zip(plain, mine)]),
+                 whole.alpha, whole.draft_yield, whole.accepted_length, c, same)  # fmt: skip

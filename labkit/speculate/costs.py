@@ -48,25 +48,22 @@ class MeasuredCosts:
 def measure_costs(target, drafters: Mapping[str, Drafter], prompt: str | Sequence[int], *, length: int = 4, repeats: int = 9,
                   sizes: Sequence[int] = SIZES) -> MeasuredCosts:  # fmt: skip
     """All of it after `prompt`, greedy, every part in turns. `length`: tokens a draft that is timed."""
-    request = prepare(target, prompt, max_new_tokens=(repeats + 2) * (length + 1) + max(sizes), sampling=Sampling(), end_ids=(),
-                      stop=(), cache="contiguous", cancel=None, prefill_chunk=None, texts=False)  # fmt: skip
-    row, states = request.rows[0], []
+    request, row = _asked(target, prompt, repeats + 2 + length + max(sizes))
+    states: list = []
     cache = make_cache(request, [row])
     prefill(request, [row], cache, states)
-    row.history.append(int(row.history[-1]))
-    text = len(row.history)
-    calls, start_s = {}, {}
-    for tokens in sizes:
-        calls[tokens] = _pass(target, cache, row.history[-1:] * tokens, text - 1)
+    held = len(row.prompt)
+    calls = {tokens: _pass(target, cache, row.history[-1:] * tokens, held) for tokens in sizes}
+    start_s = {}
     for name, drafter in drafters.items():
+        request, own = _asked(target, prompt, repeats + 2 + length + max(sizes))  # each sees a text that grows by one token a step
         drafter.check(target)
         drafter.share(None)
         with torch.inference_mode():
-            drafter.begin(request, [row], states if drafter.wants_hidden else None)
-        step = _step(drafter, row, length, states[0][-1:])
+            drafter.begin(request, [own], states if drafter.wants_hidden else None)
+        calls[name] = _step(drafter, own, length, states[0][-1:], target.config.vocab_size)
         # What the first draft takes beyond a later one is reading the prompt.
-        start_s[name] = time_once(step, target.device)
-        calls[name] = step
+        start_s[name] = time_once(calls[name], target.device)
     timings = interleave(calls, repeats=repeats, device=target.device)
     seconds = {key: timing.median_s for key, timing in timings.items()}
     plain = seconds[sizes[0]]
@@ -74,6 +71,15 @@ def measure_costs(target, drafters: Mapping[str, Drafter], prompt: str | Sequenc
     verify = tuple(_between(known, tokens) for tokens in range(1, max(sizes) + 1))
     return MeasuredCosts(plain, verify, {name: seconds[name] / length for name in drafters},
                          {name: max(0.0, start_s[name] - seconds[name]) for name in drafters})  # fmt: skip
+
+
+def _asked(target, prompt, tokens: int):
+    """A request of `tokens` tokens, and its row as it is when the first token is known."""
+    request = prepare(target, prompt, max_new_tokens=tokens, sampling=Sampling(), end_ids=(), stop=(), cache="contiguous",
+                      cancel=None, prefill_chunk=None, texts=False)  # fmt: skip
+    row = request.rows[0]
+    row.history.append(row.history[-1])
+    return request, row
 
 
 def _pass(target, cache, tokens: Sequence[int], length: int):
@@ -85,11 +91,11 @@ def _pass(target, cache, tokens: Sequence[int], length: int):
     return call
 
 
-def _step(drafter: Drafter, row, length: int, state):
+def _step(drafter: Drafter, row, length: int, state, vocabulary: int):
     def call() -> None:
         with torch.inference_mode():
             drafter.propose([row], [length])
-            row.history.append(row.history[-1])
+            row.history.append(len(row.history) % vocabulary)  # nothing that could be looked up
             drafter.observe([0], [state] if drafter.wants_hidden else None)
 
     return call

@@ -114,5 +114,7 @@ def bytes_read(model) -> int:
 def shell(module: torch.nn.Module) -> torch.nn.Module:
     """Another shell around the same parts: what is set on it is not set on the original."""
     view = copy.copy(module)
-    view._modules = dict(module._modules)
+    for name, value in vars(module).items():  # parts, parameters, hooks: dictionaries of its own with the same things in them
+        if isinstance(value, dict):
+            setattr(view, name, value.copy())
     return view

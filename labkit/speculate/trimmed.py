@@ -46,7 +46,7 @@ def _frequent(tokenizer, count: int) -> Tensor:
 
     seen = Counter()
     for kind in ("code", "prose"):
-        seen.update(tokenizer.encode(training_text(kind, characters=1_500_000)))
+        seen.update(tokenizer.encode(training_text(kind, characters=500_000)))
     ids = list(tokenizer.special_ids)
     ids += [token for token, _ in seen.most_common() if token not in tokenizer.special_ids]
     ids += [token for token in range(tokenizer.vocab_size) if token not in set(ids)] if len(ids) < count else []

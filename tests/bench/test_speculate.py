@@ -53,9 +53,10 @@ def test_a_drafter_that_does_not_exist_is_refused(tiny):
 
 def test_alike_drafts_are_predicted_by_the_formula():
     costs = SpeculationCosts(0.2, (1.0, 1.1, 1.2, 1.3))
-    assert predicted_speculation.predicted_speedup([(3, 1)] * 5, 0.7, costs) == pytest.approx(speculative_speedup(0.7, 3, costs))
-    mixed = predicted_speculation.predicted_speedup([(3, 0), (0, 0)], 0.7, costs)
-    assert mixed == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 1) / (0.6 + 1.3 + 1.0))
+    alike = predicted_speculation.predicted_speedup([(3, 1)] * 5, 0.7, costs.pass_cost(3))
+    assert alike == pytest.approx(speculative_speedup(0.7, 3, costs))
+    mixed = predicted_speculation.predicted_speedup([(3, 0), (0, 0)], 0.7, 1.45)
+    assert mixed == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 1) / 2 / 1.45)
 
 
 def test_predictions_come_from_the_other_half(tiny):
@@ -63,7 +64,7 @@ def test_predictions_come_from_the_other_half(tiny):
     assert len(learnt) == len(timed) == 3 and not set(map(tuple, learnt)) & set(map(tuple, timed))
     costs = MeasuredCosts(1.0, (1.0, 1.1), {"lookup": 0.0}, {"lookup": 0.0})
     (trial,) = predicted_speculation.predict_and_measure(tiny, {"lookup": make_drafter("lookup", tiny)}, ["chat"], costs, count=1, new_tokens=8)
-    assert trial.predicted >= 1 / 1.9 and trial.measured.value > 0 and trial.same_tokens
+    assert trial.predicted > 0 and trial.measured.value > 0 and trial.same_tokens
 
 
 @pytest.mark.real_model

@@ -198,8 +198,12 @@ def test_names_make_drafters_and_others_are_refused():
 
 def test_costs_are_measured_part_by_part():
     model = tiny_model(num_layers=5)
-    drafters = {name: make_drafter(name, model) for name in ("lookup", "layer_skip")}
-    costs = measure_costs(model, drafters, PROMPT, repeats=2, sizes=(1, 2, 5))
+    drafters = {name: make_drafter(name, model) for name in ("lookup", "layer_skip", "self_quantized", "lookup_first")}
+    reads, draft = [], drafters["layer_skip"].model
+    hook = draft.register_forward_pre_hook(lambda module, args: reads.append(args[0].shape[1]))
+    costs = measure_costs(model, drafters, PROMPT, repeats=6, sizes=(1, 2, 5))
+    hook.remove()
+    assert reads[0] == len(PROMPT) + 1 and set(reads[1:]) == {1}  # the prompt once, then a token a step as in a real run
     assert costs.plain_s > 0 and len(costs.verify) == 5 and costs.verify[0] == 1.0
     assert costs.verify[3] == pytest.approx(costs.verify[1] + 2 * (costs.verify[4] - costs.verify[1]) / 3)
     assert costs.of("layer_skip").draft > costs.of("lookup").draft > 0
