@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from labkit.bench.lengths import random_tokens
 from labkit.cache.pages import PagePool
@@ -32,8 +33,11 @@ def make_store(model, tokens: int, **options) -> PrefixStore:
 
 
 def ttft(model, tokens: Sequence[int], view: PrefixView) -> float:
-    """Seconds from the prompt to its first token, look-up and keeping included as far as they come before it."""
-    return generate_with_prefixes(model, list(tokens), view, max_new_tokens=1, end_ids=()).ttft_s
+    """Seconds from the prompt to its first token, the look-up included."""
+    known = []
+    start = perf_counter()
+    generate_with_prefixes(model, list(tokens), view, max_new_tokens=1, end_ids=(), on_token=lambda _: known.append(perf_counter()))
+    return known[0] - start
 
 
 @dataclass(frozen=True)

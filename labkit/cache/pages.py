@@ -38,6 +38,11 @@ def packed_format(kv_format: str | KVFormat | None) -> KVFormat | None:
     return found
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """Bytes as uint8, which every operator can copy."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
 class PagePool(Blocks):
     """Room for `blocks` * `size` tokens of a model's KV cache, shared by any number of caches, forks and prefixes.
 
@@ -75,8 +80,10 @@ class PagePool(Blocks):
         """A dense copy of one sequence's first `length` tokens [K, length, D], for attention the plain way."""
         found = {}
         for name, tensor in self.held[self.home[layer]][side].items():
-            heads, width = tensor.shape[1], tensor.shape[3]
-            found[name] = tensor[table].transpose(0, 1).reshape(heads, -1, width)[:, :length]
+            blocks, heads, size, width = tensor.shape
+            rows = (table * heads + torch.arange(heads, device=self.device)[:, None]).view(-1)  # head by head: one copy
+            found[name] = _plain(tensor).view(blocks * heads, size, -1).index_select(0, rows).view(tensor.dtype)
+            found[name] = found[name].view(heads, -1, width)[:, :length]
         if self.format is None:
             return found["numbers"]
         one = {name: tensor[None] for name, tensor in found.items()}
@@ -85,15 +92,14 @@ class PagePool(Blocks):
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         with torch.no_grad():
             for tensor in self.tensors():
-                raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
-                raw[list(targets)] = raw[list(sources)]
+                _plain(tensor)[list(targets)] = _plain(tensor)[list(sources)]
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         freed = super().release(blocks)
         if freed and self.wipe:
             with torch.no_grad():
                 for tensor in self.tensors():
-                    (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor)[freed] = 0
+                    _plain(tensor)[freed] = 0
         return freed
 
     def tensors(self) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache.paged import PagedCache
-from labkit.cache.pages import PagePool
+from labkit.cache.pages import PagePool, _plain
 from labkit.cache.prefix_disk import DiskTier, Refused
 from labkit.cache.prefix_entry import Entry, checked_documents, checked_tokens
 from labkit.cache.prefix_identity import Identity
@@ -40,10 +40,6 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
     """The blocks of the entry in order, layer by layer, copied out of the pool."""
     table = entry.pages.tables[0]
     return {name: _plain(tensor)[table].view(tensor.dtype) for name, tensor in _named(entry.pages.pool).items()}
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def found_on_disk(disk: DiskTier) -> Iterator[Entry]:

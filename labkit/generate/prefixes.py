@@ -52,11 +52,11 @@ def generate_with_prefixes(
         kept: set[int] = set()
         for token in decode(request):
             row = token.row
-            if token.id is not None and row not in kept:
-                kept.add(row)
-                views[row].keep(leases[row], cache, row, encoded[row], built_on[row])
             if on_token is not None:
                 on_token(token)
+            if token.id is not None and row not in kept:  # after the first token was handed on: nobody waits for this
+                kept.add(row)
+                views[row].keep(leases[row], cache, row, encoded[row], built_on[row])
         completions = [row.completion(model) for row in request.rows]
     finally:
         cache.rewind(0)

@@ -23,7 +23,7 @@ from labkit.plan.memory import KVShape
 
 SHAPE, SIZE, BLOCKS = KVShape.uniform(1, 1, 4), 4, 24
 MODELS = [Fingerprint("one"), Fingerprint("two")]
-NAMES = ["append"] * 4 + ["request"] * 4 + ["fork", "fork", "rewind", "rewind", "free", "free", "revoke", "forget tenant",
+NAMES = ["append"] * 4 + ["request"] * 9 + ["fork", "fork", "rewind", "rewind", "free", "free", "revoke", "forget tenant",
                                               "forget prefix", "expire", "restart", "sweep"]  # fmt: skip
 OPERATIONS = st.tuples(st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
 
@@ -41,7 +41,7 @@ class World:
     def open(self):
         self.pool = PagePool(SHAPE, BLOCKS, SIZE)
         disk = DiskTier(self.folder, 6000) if self.folder else None
-        self.store = PrefixStore(self.pool, 12 * self.pool.block_bytes, ttl_s=50, clock=lambda: self.now, disk=disk)
+        self.store = PrefixStore(self.pool, 10 * self.pool.block_bytes, ttl_s=50, clock=lambda: self.now, disk=disk)
 
     def restart(self):
         for cache, _ in self.rows:
@@ -80,7 +80,7 @@ class World:
         assert not set(self.pool._free) & set(holders)
         free = self.pool._free
         assert not any(tensor[free].any() for tensor in self.pool.tensors())  # nothing of the past lies about
-        assert self.store.nbytes() <= 12 * self.pool.block_bytes
+        assert self.store.nbytes() <= 10 * self.pool.block_bytes
         if self.folder:
             disk = self.store.shelf.disk
             assert {p.name for p in disk.folder.iterdir()} == {e.file for e in self.store.entries() if e.file}
@@ -222,4 +222,4 @@ def test_ten_thousand_random_operations_keep_every_promise():
 
     check()
     assert sum(done.values()) >= 10_000
-    assert min(store[name] for name in ("hits", "misses", "evictions", "spilled", "loaded", "expired", "forgotten", "stale")) > 20
+    assert all(store[name] > 20 for name in ("hits", "misses", "evictions", "spilled", "loaded", "expired", "forgotten", "stale")), store
