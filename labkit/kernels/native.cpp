@@ -160,7 +160,7 @@ static void prepare(const Inputs& in, const Matrix& m, int n, int N, const float
 }
 // One block of 16 rows times NT tokens: y[t][row]. `PART` walks over the 16 rows where a register has fewer lanes.
 template <int KIND, int NT> static void tile(const Matrix& m, int block, const Inputs& in, size_t slot, float (*y)[16]) {
-    constexpr int BITS = bits(KIND), AHEAD = NT > 2 && BITS > 4 ? 8192 : 2048;  // bytes fetched ahead, by trial
+    constexpr int BITS = bits(KIND);  // nothing is fetched ahead: the hardware sees one long run, and being told so costs it time
     for (int part = 0; part < 16; part += W) {
         const uint8_t* w = m.blocks + block * block_bytes(m);
         vf sums[NT] = {}, odd[NT] = {}, scale = {}, offset = {};
@@ -169,7 +169,6 @@ template <int KIND, int NT> static void tile(const Matrix& m, int block, const I
                 scale = half(w + part * 2), offset = half(w + 32 + part * 2), left = m.per, w += 64;
                 if (KIND == INT4_ZERO || KIND == INT8_ZERO) offset *= scale;
             }
-            for (int i = 0; i < BITS; i++) __builtin_prefetch(w + 64 * i + AHEAD, 0, 2);
             if constexpr (KIND == BF16) {
 #ifdef BF16_DOTS
                 const int8_t* x = in.codes + slot * 64;
