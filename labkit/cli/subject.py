@@ -17,6 +17,8 @@ DTYPES = ("fp32", "bf16")
 
 @dataclass
 class Subject:
+    """The model that one command scores, as its options name it; loaded when first asked for."""
+
     source: str
     recipe: str | None
     method: str | None

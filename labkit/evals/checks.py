@@ -35,6 +35,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Check:
+    """What a written answer is held to; `kind` says which of the other fields count (FIELDS)."""
+
     kind: str
     schema: Mapping | None = None
     equals: Any = None

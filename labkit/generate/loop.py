@@ -21,7 +21,7 @@ from torch import Tensor
 from labkit.cache import KVCache
 from labkit.errors import BadRequest
 from labkit.generate.completion import Completion, Token
-from labkit.generate.request import Request, Row, prepare
+from labkit.generate.request import Request, Row, prepare, wants_tokens
 from labkit.generate.sampling import Sampling, greedy, sample
 from labkit.measure.clock import synchronize
 
@@ -48,10 +48,8 @@ def generate(
     `cache`: a name of `labkit.cache.CACHES`, a function that makes one, or a cache object, which may hold the
     beginning of each prompt and afterwards holds all but the last token. Raises BadRequest before any work.
     """
-    if on_token is not None and not callable(on_token):
-        raise BadRequest(f"on_token is {on_token!r}; give a function of one Token, or None.")
     request = prepare(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, end_ids=end_ids, stop=stop,
-                      cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=on_token is not None)
+                      cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=wants_tokens(on_token))
     for token in decode(request):
         if on_token is not None:
             on_token(token)

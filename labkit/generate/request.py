@@ -127,6 +127,13 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
     return Request(model, rows, single, sampling, ends, cache, prefill_chunk, _cancelled(cancel))
 
 
+def wants_tokens(on_token) -> bool:
+    """Whether each token is to be handed to somebody; what cannot be called is refused."""
+    if on_token is not None and not callable(on_token):
+        raise BadRequest(f"on_token is {on_token!r}; give a function of one Token, or None.")
+    return on_token is not None
+
+
 def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
     if isinstance(prompts, torch.Tensor):
         prompts = prompts.tolist()

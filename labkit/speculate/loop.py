@@ -23,7 +23,7 @@ from labkit.cache.contract import whole_number
 from labkit.errors import BadRequest
 from labkit.generate.completion import Token
 from labkit.generate.loop import GREEDY, choose, forward, make_cache, prefill
-from labkit.generate.request import Request, Row, prepare
+from labkit.generate.request import Request, Row, prepare, wants_tokens
 from labkit.generate.sampling import Sampling
 from labkit.generate.verify import InvalidDraft, verify_greedy, verify_row
 from labkit.measure import clock
@@ -54,10 +54,8 @@ def generate(
 ) -> Speculated | list[Speculated]:
     """As `labkit.generate.generate`, with `drafter`: a `Drafter`, or a name of `labkit.speculate.DRAFTERS` or of a number
     format (the target itself in it). `draft_length`: tokens drafted a pass, 0 is plain decoding; "auto" adapts it."""
-    if on_token is not None and not callable(on_token):
-        raise BadRequest(f"on_token is {on_token!r}; give a function of one Token, or None.")
     request = prepare(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, end_ids=end_ids, stop=stop,
-                      cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=on_token is not None)
+                      cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=wants_tokens(on_token))
     drafter, longest = _drafter(drafter, draft_length, model)
     tallies = [Tally() for _ in request.rows]
     for token in decode(request, drafter, longest, tallies):
@@ -115,11 +113,10 @@ def _decode(request: Request, drafter: Drafter, longest: int, tallies: Sequence[
     yield from [batch[i].take(token, time_s, request.end_ids) for i, token in zip(live, chosen)]
 
     live = [i for i in live if batch[i].reason is None]
-    if not live:  # every row ended with its first token
-        return
-    with _blamed(drafter), torch.inference_mode():
-        drafter.share(cache if not given or len(batch) == 1 else None)  # a given one keeps rows that have ended
-        drafter.begin(request, [batch[i] for i in live], None if states is None else [states[i] for i in live])
+    if live:
+        with _blamed(drafter), torch.inference_mode():
+            drafter.share(cache if not given or len(batch) == 1 else None)  # a given one keeps rows that have ended
+            drafter.begin(request, [batch[i] for i in live], None if states is None else [states[i] for i in live])
     while live and not request.cancelled():
         if not given and len(live) < len(batch):
             if cache is not None:
