@@ -193,7 +193,7 @@ WORDS = ("yes", "no", "perhaps")
 p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
 table([{"word": word, "target p": float(p[i]), "draft q": float(q[i]),
         "kept": acceptance(p, q, i),
-        "after a refusal": str([round(float(v), 2) for v in residual(p, q, i)])}
+        "left by a refusal": str([round(float(v), 2) for v in residual(p, q, i)])}
        for i, word in enumerate(WORDS)])
 
 # %% [markdown]
@@ -247,7 +247,7 @@ story = tokenizer.chat("Tell a story that begins with a train that never stops."
 settings, none = Sampling(temperature=1.2, top_k=12), frozenset()
 text = torch.tensor([story], device=device)
 logits = target(text)[0, -1].float().cpu()
-other = drafters["layer_skip"].model(text)[0, -1].float().cpu()
+other = int4.model(text)[0, -1].float().cpu()
 p, q = (probabilities(x, settings, story, len(story)) for x in (logits, other))
 print(f"words possible: {int((p > 0).sum())}; likeliest: {float(p.max()):.2f}")
 
@@ -402,7 +402,7 @@ print(f"int4_g32_zp: alpha {learnt.alpha:.2f}; int4_g32_min: alpha {agreed.alpha
 # %% [markdown]
 # ## Every drafter on four kinds of text
 #
-# - `lookup`: what followed the same 2 to 4 tokens before. Costs nothing.
+# - `lookup`: what followed the same 2 to 8 tokens before. Costs nothing.
 # - `self_quantized`: the target in INT4, reading the target's cache.
 # - `trimmed`: the same with a head of 8,192 frequent tokens; on a small model the head
 #   is a large part of a step.
@@ -411,8 +411,8 @@ print(f"int4_g32_zp: alpha {learnt.alpha:.2f}; int4_g32_min: alpha {agreed.alpha
 # - `draft`: one trained layer on the target's hidden states (notebook 08), and
 #   `lookup_draft` with the look-up before it.
 #
-# Before you run the cell: which is best for copying, which for chat? α and the lengths
-# of the drafts come from one half of the prompts, the speed is measured on the other.
+# Before you run the cell: which is best for copying, which for chat? α and the costs
+# come from one half of the prompts, the speed is measured on the other.
 
 # %%
 trials = predict_and_measure(target, drafters, TASKS, costs, count=count,
@@ -444,8 +444,8 @@ print(f"within 12 %: {near} of {len(trials)}; same tokens as plain decoding: "
       f"{all(trial.same_tokens for trial in trials)}")
 
 # %% [markdown]
-# With two prompts a half, part of the scatter is one text being more predictable than
-# another. `standard` reads more.
+# With two prompts a half, much of the scatter is one text being more predictable than
+# another: what a look-up finds depends on the very text. `standard` reads more.
 #
 # A trimmed head saves rows of one matrix. The share of bytes says by how much *c*
 # should fall:
@@ -474,7 +474,7 @@ table(even_rows)
 
 # %% [markdown]
 # **Low acceptance.** `layer_skip` costs most of a step and is right in fewer than half
-# of the cases: predicted and measured below 1 in the table above.
+# of the cases: predicted and measured at half the speed in the table above.
 #
 # **A target that is cheap already.** Against an INT4 target an INT4 draft costs a whole
 # step (*c* = 1): "never".
@@ -517,7 +517,7 @@ for i, batch in enumerate(batches):
 table(batch_rows, units={"pass over 4 a row": "steps"})
 
 # %% [markdown]
-# (The draft's cost is left at its value for one row, which flatters it.)
+# (The draft's cost is left at its value for one row.) From a few rows on, it loses.
 #
 # **Another tokenizer.** Draft and target must read the same ids, or the same numbers
 # mean different words. That is refused, not slow:

@@ -104,16 +104,16 @@ def rounds(target, drafters: dict, texts: list[list[int]], new_tokens: int, repe
 
     def one(name: str):
         if name == "plain":
-            return lambda text: plain(target, text, max_new_tokens=new_tokens)
+            return lambda text, most: plain(target, text, max_new_tokens=most)
         length = lengths.get(name, FIXED) if isinstance(lengths, Mapping) else lengths
         drafter = drafters[name]
         if name == "auto" or length == "auto":
             drafter, length = drafter.adaptive(costs.verify), 12
-        return lambda text: speculate(target, text, drafter=drafter, draft_length=length, max_new_tokens=new_tokens)
+        return lambda text, most: speculate(target, text, drafter=drafter, draft_length=length, max_new_tokens=most)
 
     calls = {name: one(name) for name in ("plain", *drafters)}
     for call in calls.values():
-        call(texts[-1][:32])  # warm-up
+        call(texts[-1][:32], 4)  # warm-up
     done: dict[str, list[list]] = {name: [] for name in calls}
     for turn in range(repeats):
         for name in calls:
@@ -122,7 +122,7 @@ def rounds(target, drafters: dict, texts: list[list[int]], new_tokens: int, repe
             order = list(calls)
             first = (turn + i) % len(order)
             for name in order[first:] + order[:first]:
-                done[name][-1].append(calls[name](text))
+                done[name][-1].append(calls[name](text, new_tokens))
     return done
 
 

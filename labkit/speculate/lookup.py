@@ -2,7 +2,8 @@
 
 The text's last n tokens are looked for earlier in prompt and text, the longest n first, and what followed there is the
 draft; of several places, the most recent (Saxena 2023, "prompt lookup decoding"). Where the draft reaches the end of the
-text it goes on with itself, so a loop of any length is drafted whole.
+text it goes on with itself, so a loop of any length is drafted whole. A match of n tokens is trusted for 2 n: two tokens
+agree by chance now and then, eight hardly ever.
 
 An index from n tokens to the place behind their latest occurrence grows with the text: n_max entries a token, so a step
 costs a few look-ups whatever the length (a scan would cost the text). The text's own end is entered only when a token
@@ -20,14 +21,17 @@ from labkit.speculate.draft import NOTHING, Draft, Drafter
 
 
 class Lookup(Drafter):
-    """`longest` and `shortest`: tokens that must agree; the longest match that there is decides."""
+    """`longest` and `shortest`: tokens that must agree; the longest match that there is decides. `trust`: tokens drafted for
+    each that agrees."""
 
     name = "lookup"
 
-    def __init__(self, longest: int = 4, shortest: int = 2):
+    def __init__(self, longest: int = 8, shortest: int = 2, trust: int = 2):
         if not 1 <= whole_number(shortest, "shortest") <= whole_number(longest, "longest"):
             raise BadRequest(f"shortest is {shortest} and longest {longest}; give 1 or more, and the longest not below it.")
-        self.longest, self.shortest = longest, shortest
+        if whole_number(trust, "trust") < 1:
+            raise BadRequest(f"trust is {trust}; give at least 1 token to draft for each that agrees.")
+        self.longest, self.shortest, self.trust = longest, shortest, trust
         self._indices: list[Index] = []
 
     def begin(self, request, rows, hidden=None) -> None:
@@ -37,7 +41,7 @@ class Lookup(Drafter):
         found = []
         for index, row, limit in zip(self._indices, rows, limits):
             index.extend(row.history)
-            tokens = index.continuation(row.history, limit) if limit else ()
+            tokens = index.continuation(row.history, limit, self.trust) if limit else ()
             found.append(Draft(tokens) if tokens else NOTHING)
         return found
 
@@ -70,12 +74,12 @@ class Index:
                     return place, size
         return None
 
-    def continuation(self, text: Sequence[int], limit: int) -> list[int]:
-        """What followed the latest place that ends as `text` does, up to `limit` tokens."""
+    def continuation(self, text: Sequence[int], limit: int, trust: int) -> list[int]:
+        """What followed the latest place that ends as `text` does: `trust` tokens for each that agrees, up to `limit`."""
         found = self.match(text)
         if found is None:
             return []
-        place, tokens = found[0], []
-        for at in range(place, place + limit):
+        (place, size), tokens = found, []
+        for at in range(place, place + min(limit, trust * size)):
             tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
         return tokens

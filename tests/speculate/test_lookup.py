@@ -9,10 +9,10 @@ from labkit.speculate import Lookup, generate
 from labkit.speculate.lookup import Index
 
 
-def found(text, limit=3, longest=3, shortest=1):
+def found(text, limit=3, longest=3, shortest=1, trust=9):
     index = Index(longest, shortest)
     index.extend(text)
-    return index.continuation(text, limit)
+    return index.continuation(text, limit, trust)
 
 
 def test_the_longest_match_wins_then_the_most_recent():
@@ -35,6 +35,12 @@ def test_a_text_is_never_its_own_match():
 
 def test_a_draft_that_reaches_the_end_goes_on_with_itself():
     assert found([1, 2, 3, 1, 2], limit=7, longest=2) == [3, 1, 2, 3, 1, 2, 3]
+
+
+def test_a_match_is_trusted_for_as_many_tokens_as_it_is_long_times_two():
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    assert found(text, limit=8, trust=2) == [3, 4, 5, 6] and found(text, limit=3, trust=2) == [3, 4, 5]
+    assert found(text, limit=8, longest=1, trust=2) == [3, 4]
 
 
 def test_growing_the_index_step_by_step_is_building_it_at_once():
@@ -62,7 +68,7 @@ def test_a_prompt_of_one_token_drafts_nothing_and_is_no_error():
     assert done.tally.drafted == 0 and done.tokens == plain(model, [5], max_new_tokens=3, end_ids=()).tokens
 
 
-@pytest.mark.parametrize("settings", [{"longest": 1, "shortest": 2}, {"shortest": 0}, {"longest": 2.5}])
+@pytest.mark.parametrize("settings", [{"longest": 1, "shortest": 2}, {"shortest": 0}, {"longest": 2.5}, {"trust": 0}])
 def test_settings_that_mean_nothing_are_refused(settings):
     with pytest.raises(BadRequest):
         Lookup(**settings)

@@ -12,7 +12,6 @@ from labkit.generate.sampling import draw, probabilities
 from labkit.generate.verify import verify_row
 from labkit.model.load import load_model
 from labkit.speculate import generate, make_drafter
-from labkit.speculate.layer_skip import without_layers
 from labkit.texts.prompt_kinds import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 DRAFTERS = ("lookup", "self_quantized", "trimmed", "lookup_first")
 CACHES = ("contiguous", "windowed", "int8", "paged", "key_norm")
 LENGTHS = (1, 2, 3, 5, "auto")
-KINDS = ("copy", "edit", "humaneval", "chat", "json", "list", "story", "maths")
+KINDS = {"copy": 3, "edit": 3, "humaneval": 2, "chat": 0, "json": 0, "list": 1, "summary": 4, "story": 5}
 # Every drafter with every cache, and each of both with every length: 20 settings.
 SETTINGS = [(drafter, cache, LENGTHS[(i + 2 * j) % 5]) for i, drafter in enumerate(DRAFTERS) for j, cache in enumerate(CACHES)]
 
@@ -32,8 +31,14 @@ def model():
 
 @pytest.fixture(scope="module")
 def texts(model):
-    """One prompt of each kind, the shortest."""
-    return [min((prompt.ids(model.tokenizer) for prompt in prompts(kind)), key=len) for kind in KINDS]
+    """One prompt of each kind; half of the answers end before 64 tokens, so rows leave the batch on the way."""
+    return [prompts(kind)[place].ids(model.tokenizer) for kind, place in KINDS.items()]
+
+
+@pytest.fixture(scope="module")
+def plainly(model, texts):
+    """Plain decoding; caches that forget and round nothing here must all agree with it."""
+    return [one.tokens for one in plain(model, texts, max_new_tokens=64)]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +47,11 @@ def drafters(model):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_greedy_equals_plain_decoding(model, texts, drafters, cache):
+def test_greedy_equals_plain_decoding(model, texts, plainly, drafters, cache):
     """Eight prompts, 64 tokens."""
-    wanted = [one.tokens for one in plain(model, texts, max_new_tokens=64, cache=cache)]
+    wanted = plainly
+    if cache == "int8":
+        wanted = [one.tokens for one in plain(model, texts, max_new_tokens=64, cache=cache)]
     for name, held, length in SETTINGS:
         if held == cache:
             done = generate(model, texts, drafter=drafters[name], draft_length=length, max_new_tokens=64, cache=cache)
@@ -52,12 +59,12 @@ def test_greedy_equals_plain_decoding(model, texts, drafters, cache):
 
 
 @pytest.mark.parametrize("kind", ["drawn", "point mass", "wrong"])
-def test_the_rule_on_the_models_own_distributions(model, kind):
+def test_the_rule_on_the_models_own_distributions(model, drafters, kind):
     """5,000 verdicts on a drafted token where the model is unsure; the wrong rule says that it drew its likeliest token."""
     n, sampling = 5000, Sampling(temperature=1.2, top_k=12)
     text = model.tokenizer.chat("Tell a story that begins with a train that never stops.")
     logits = model(torch.tensor([text]))[0, -1]
-    other = without_layers(model, range(2, 29, 3))(torch.tensor([text]))[0, -1]
+    other = drafters["self_quantized"].model(torch.tensor([text]))[0, -1]
     p, q = (probabilities(scores, sampling, text, len(text)) for scores in (logits, other))
     row = Row(0, tuple(text), 99, torch.Generator().manual_seed(7))
     both, counts = logits.repeat(2, 1), torch.zeros(p.numel(), dtype=torch.float64)
