@@ -14,9 +14,9 @@ from labkit.errors import BadRequest
 def distill(
     output: Annotated[Path, typer.Argument(help="The .safetensors file to write; its checkpoint lies beside it.")],
     kind: Annotated[str, typer.Option(help="hidden_state (one layer) or medusa (heads).")] = "hidden_state",
-    texts: Annotated[int, typer.Option(min=1, help="Answers to train on; there are prompts for about 4,300.")] = 2304,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 400,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers a step.")] = 1792,
+    texts: Annotated[int, typer.Option(min=1, help="Answers to train on; there are prompts for about 6,600.")] = 6600,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 1600,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers a step.")] = 1024,
     learning_rate: Annotated[float, typer.Option(help="The highest; it rises to it and falls to 0.")] = 1e-3,
     held_out: Annotated[int, typer.Option(min=1, max=64, help="Held-out prompts of each kind, for the score.")] = 16,
     model: Model = "default",
@@ -41,7 +41,7 @@ def distill(
     use_threads(threads)
 
     training = Training(steps=steps, tokens=tokens, learning_rate=learning_rate, warmup=min(20, steps), averaging=0.95,
-                        every=min(40, steps))  # fmt: skip
+                        every=max(1, steps // 20))  # fmt: skip
     recipe = Recipe(kind, texts, held_out, seed=seed, training=training)
     show = Steps()
     record = run_distill(

@@ -1,6 +1,6 @@
 """Make a draft of a target: prompts, its own answers, training, a file. `labkit distill` is this, with a command line.
 
-    plan      prompts of three kinds in a fixed mix, and library text       the first `texts` of a shuffled pool
+    plan      prompts of three kinds in a fixed mix, and library text       the first `texts` of a pool
     answer    by the target on the fast kernels, with its hidden states     kept in the cache folder, found again
     start     from the target's own last layer                              (`hidden_net.fitted_start`)
     train     `fit`, with checkpoints beside the file                       a run that was killed goes on
@@ -33,6 +33,7 @@ from labkit.speculate.medusa import MedusaNet, head_agreement, medusa_loss
 from labkit.speculate.trained import save_draft
 
 POOL = {"chat": (2800, 112), "code": (760, 128), "edit": (520, 144)}  # prompts, new tokens each
+MORE = {"chat": (1200, 112), "functions": (1200, 112), "edit": (400, 144)}  # behind it, of another seed
 HELD_OUT = {"chat": (64, 128), "code": (64, 128), "edit": (64, 128)}
 LIBRARY_TOKENS, PIECE, LONGEST = 30_000, 256, 420  # of each kind; a piece; the longest prompt
 SAYABLE = 12_288  # tokens that a draft can say, of those that the target says most
@@ -40,7 +41,7 @@ SAYABLE = 12_288  # tokens that a draft can say, of those that the target says m
 
 @dataclass(frozen=True)
 class Recipe:
-    """`texts` of the pool (4,300 in all), `held_out` of each kind; `steps` and the rest as in `Training`."""
+    """`texts` of the pool (6,600 in all on Python 3.11), `held_out` of each kind; `steps` and the rest as in `Training`."""
 
     kind: str = "hidden_state"
     texts: int = 2304
@@ -57,25 +58,32 @@ class Recipe:
 
 
 def training_jobs(tokenizer, seed: int = 1) -> list[Job]:
-    """The whole pool, shuffled: three answers in five are greedy, the others drawn at temperature 0.8."""
+    """The whole pool, shuffled, and more behind it: three answers in five are greedy, the others drawn at temperature 0.8."""
     from labkit.texts import training_documents
 
-    jobs = []
-    for kind, (count, new_tokens) in POOL.items():
-        for i, prompt in enumerate(_encoded(kind, count, seed, tokenizer)):
-            if len(prompt) <= LONGEST:
-                jobs.append(Job(kind, prompt, new_tokens, 0.0 if i % 5 < 3 else 0.8, i))
+    first, more = _prompted(POOL, seed, tokenizer), _prompted(MORE, seed + 1, tokenizer)
     for kind in ("code", "prose"):
         held = 0
         for document in training_documents(kind, seed):
             ids = tokenizer.encode(document.text)[: 4 * PIECE]
             pieces = [tuple(ids[at : at + PIECE]) for at in range(0, len(ids), PIECE)]
-            jobs += [Job("library", piece, 0) for piece in pieces if len(piece) > 64]
+            first += [Job("library", piece, 0) for piece in pieces if len(piece) > 64]
             held += sum(len(piece) for piece in pieces if len(piece) > 64)
             if held > LIBRARY_TOKENS:
                 break
-    Random(0).shuffle(jobs)
-    return jobs
+    Random(0).shuffle(first)
+    Random(0).shuffle(more)
+    known = {job.prompt for job in first}
+    return first + [job for job in more if job.prompt not in known]
+
+
+def _prompted(pool: dict, seed: int, tokenizer) -> list[Job]:
+    return [
+        Job(kind, prompt, new_tokens, 0.0 if i % 5 < 3 else 0.8, i)
+        for kind, (count, new_tokens) in pool.items()
+        for i, prompt in enumerate(_encoded(kind, count, seed, tokenizer))
+        if len(prompt) <= LONGEST
+    ]
 
 
 def held_out_jobs(tokenizer, count: int, seed: int = 99) -> list[Job]:

@@ -20,7 +20,7 @@ from labkit.errors import BadRequest
 from labkit.texts.invented_tasks import invented_tasks
 from labkit.texts.library import document, names
 
-KINDS = ("chat", "code", "edit")
+KINDS = ("chat", "code", "edit", "functions")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ def training_prompts(kind: str, count: int, seed: int = 0) -> list[Prompt]:
         mixed = [*invented, *openings]
         random.shuffle(mixed)
         return [Prompt(kind, text, False) for text in mixed]
+    if kind == "functions":  # of the library alone, methods too: openings as many people write them
+        openings = [opening for opening, _ in _library_functions(methods=True)]
+        random.shuffle(openings)
+        return [Prompt(kind, text, False) for text in openings[:count]]
     wordings, frames = _lists()["edit"], _lists()["edit_frames"]
     return [
         Prompt(kind, random.choice(frames).format(edit=random.choice(wordings), code=code.rstrip()), True)
@@ -80,7 +84,7 @@ def _functions(random: Random) -> Iterator[tuple[str, str]]:
 
 
 @cache
-def _library_functions() -> tuple[tuple[str, str], ...]:
+def _library_functions(methods: bool = False) -> tuple[tuple[str, str], ...]:
     found = []
     for name in names("code", "training"):
         source = document("code", name).text
@@ -89,12 +93,12 @@ def _library_functions() -> tuple[tuple[str, str], ...]:
         except (SyntaxError, ValueError):  # a run of lines was cut out
             continue
         lines = source.split("\n")
-        for node in tree.body:
+        for node in ast.walk(tree) if methods else tree.body:
             first = node.body[0] if isinstance(node, ast.FunctionDef) else None
             if first is None or not 4 <= node.end_lineno - node.lineno <= 24 or ast.get_docstring(node) is None:
                 continue
-            whole = lines[node.lineno - 1 : node.end_lineno]
-            opening = lines[node.lineno - 1 : first.end_lineno]
+            whole = [line[node.col_offset :] for line in lines[node.lineno - 1 : node.end_lineno]]
+            opening = whole[: first.end_lineno - node.lineno + 1]
             if len(opening) < len(whole) and max(map(len, whole)) < 100:
                 found.append(("\n".join(opening) + "\n", "\n".join(whole) + "\n"))
     return tuple(found)

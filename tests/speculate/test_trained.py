@@ -342,6 +342,7 @@ def small_pool(put):
     from labkit.speculate import distill
 
     put(distill, "POOL", {"chat": (40, 8), "code": (8, 8), "edit": (4, 8)})
+    put(distill, "MORE", {"chat": (10, 8), "functions": (5, 8)})
     put(distill, "LIBRARY_TOKENS", 500)
     put(distill, "LONGEST", 600)
 
@@ -397,7 +398,7 @@ def test_nothing_held_out_is_learnt_and_nothing_learnt_is_held_out(monkeypatch):
     small_pool(monkeypatch.setattr)
     tokenizer = speaking_model().tokenizer
     learnt = training_jobs(tokenizer)
-    assert {one.kind for one in learnt} == {"chat", "code", "edit", "library"}
+    assert {one.kind for one in learnt} == {"chat", "code", "edit", "functions", "library"}
     assert learnt == training_jobs(tokenizer) != training_jobs(tokenizer, seed=2)
     held = held_out_jobs(tokenizer, 8)
     assert len(held) == 24 and all(one.temperature == 0 for one in held)
