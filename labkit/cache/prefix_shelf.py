@@ -10,7 +10,7 @@ Bytes are those of the distinct blocks: prefixes that share their beginning shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from labkit.cache.pages import PagePool
 from labkit.cache.prefix_disk import DiskTier
@@ -35,6 +35,8 @@ class Shelf:
         for entry in found:
             self._entries.setdefault(entry.identity, []).append(entry)
         pool.wipe, pool.reclaim = True, self._make_room
+        if disk is not None:
+            self._fit_disk()
 
     def all(self) -> list[Entry]:
         return [entry for entries in self._entries.values() for entry in entries]
@@ -91,15 +93,16 @@ class Shelf:
             self.disk.delete(entry.file)
             entry.file = None
 
-    def _holders(self, entries: Iterable[Entry] | None = None) -> Counter:
-        entries = self.all() if entries is None else entries
-        return Counter(block for entry in entries if entry.pages for block in entry.pages.tables[0])
+    def _holders(self) -> Counter:
+        """Block -> how many entries hold it."""
+        return Counter(block for entry in self.all() if entry.pages for block in entry.pages.tables[0])
 
     def _fit(self) -> None:
         while self.nbytes() > self.budget_bytes:
             self._evict()
-        disk = self.disk
-        while disk is not None and disk.budget_bytes is not None and disk.nbytes() > disk.budget_bytes:
+
+    def _fit_disk(self) -> None:
+        while self.disk.budget_bytes is not None and self.disk.nbytes() > self.disk.budget_bytes:
             oldest = min((entry for entry in self.all() if entry.file), key=lambda entry: entry.used)
             self.delete_file(oldest)
             if oldest.pages is None:
@@ -118,6 +121,7 @@ class Shelf:
             try:
                 oldest.file = self.disk.write(about(oldest), tensors_of(oldest))
                 self.counters.spilled += 1
+                self._fit_disk()  # which may take the very file
             except OSError:  # a full disk costs a prefix, not a request
                 self.counters.lost += 1
         if oldest.file is None:
