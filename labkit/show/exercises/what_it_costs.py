@@ -31,7 +31,7 @@ def check_smallest(points) -> str | None:
 @check("Are the flips a fair coin?")
 def check_flips(function) -> str | None:
     """`function(fell, rose) -> p`: exact, two-sided."""
-    for fell, rose in ((6, 0), (5, 0), (9, 2), (2, 9), (4, 4), (0, 0), (12, 5)):
+    for fell, rose in ((9, 2), (6, 0), (5, 0), (2, 9), (4, 4), (0, 0), (12, 5)):
         value = float(attempt(function, fell, rose))
         n, least = fell + rose, min(fell, rose)
         tail = sum(comb(n, k) for k in range(least + 1)) / 2**n

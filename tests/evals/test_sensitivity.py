@@ -1,0 +1,33 @@
+"""On the default model, from the samples of the notebook's quick tier: small changes stay unseen, large ones show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.evals.report import compare
+from labkit.evals.task import run
+from labkit.evals.text_task import Text
+from labkit.model.load import load_model
+from labkit.quant import quantize_model
+from labkit.quant.recipe import Recipe
+from labkit.quant.unpack import unpack_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_model]
+
+
+def changed(recipe: str):
+    model = load_model(dtype=torch.float32)
+    quantize_model(model, Recipe.named(recipe), kernel="plain")
+    return unpack_model(model)
+
+
+def test_eight_bits_are_not_worse_and_four_bits_a_channel_are_on_code_and_on_prose():
+    model = load_model()
+    task = Text(model.tokenizer, 500, ("code", "prose"), length=64, overlap=16)
+    before = run(task, model)
+    for recipe, allowed in (("int8_channel", {"not decidable", "better"}), ("int4_channel", {"worse"})):
+        rows = compare(task.metrics, "text", before, run(task, changed(recipe)))
+        for name in ("code", "prose"):
+            (row,) = [r for r in rows if (r["slice"], r["metric"]) == (name, "bits_per_byte")]
+            assert row["verdict"].split(" with")[0] in allowed, (recipe, row)
