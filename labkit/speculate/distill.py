@@ -146,8 +146,8 @@ def distill(
         "kind": recipe.kind, "model": target.name, "revision": target.revision, "recipe": asdict(recipe),
         "prompts": Counter(text.kind for text in texts), "tokens": sum(len(text.tokens) for text in texts),
         "answer_tokens": sum(len(text.tokens) - text.start for text in texts), "answer_seconds": round(answered, 1),
-        "training_seconds": history[-1]["seconds"], "held_out": {"before": before, "after": score()}, "history": history,
+        "training_seconds": history[-1]["seconds"], "held_out_texts": len(held), "held_out": {"before": before, "after": score()}, "history": history,
     }  # fmt: skip
-    record["file_bytes"] = save_draft(net, file, {k: v for k, v in record.items() if k != "history"})
+    record["file_bytes"] = save_draft(net, file, record)
     checkpoint.unlink(missing_ok=True)
     return record
