@@ -93,7 +93,8 @@ class ContiguousCache(KVCache):
                 pieces = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in numbers)
             for i, heads, width, sides in own:
                 for side in (self.keys, self.values)[:sides]:
-                    grown = next(pieces).view(self.batch, heads, slots, width)
+                    # `.data`: a tensor of its own for autograd, which else takes a write in one layer for a write in all
+                    grown = next(pieces).view(self.batch, heads, slots, width).data
                     if side[i] is not None:
                         grown[:, :, : self.length] = side[i][:, :, : self.length]
                     side[i] = grown

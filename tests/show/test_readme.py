@@ -61,7 +61,10 @@ def test_labkit_commands_and_options_exist():
     assert {words[0] for words in used} >= {"run", "pull", "doctor"}
     for name, *rest in used:
         assert name in group.commands, name
-        known = {option for parameter in group.commands[name].params for option in parameter.opts} | {"--help"}
+        command = group.commands[name]
+        if hasattr(command, "commands"):  # bench decode, bench speculate ...
+            command = command.commands[rest[0]]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {word for word in rest if word.startswith("--")} <= known, (name, rest)
 
 
