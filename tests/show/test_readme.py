@@ -74,7 +74,8 @@ def test_every_notebook_stands_in_the_table_with_its_minutes():
     for stem, row in rows.items():
         read, run, exercises = (cell.strip() for cell in row.split("|")[1:])
         title = "".join(json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text("utf-8"))["cells"][0]["source"])
-        assert f"{read} minutes reading, {run} minutes running at `quick`, {exercises} minutes" in title, stem
+        runs = f"{run} minute" + "s" * (run != "1")
+        assert f"{read} minutes reading, {runs} running at `quick`, {exercises} minutes" in title, stem
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
