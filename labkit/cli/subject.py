@@ -111,17 +111,20 @@ class Subject:
             loaded = self._load()  # in place, in a model loaded once more: the reference keeps its own weights
             quantize_in_place(loaded, Recipe.named(self.recipe), self.method, 64, self.seed)
             loaded = unpack_model(loaded)
-        if kind == "bf16":
-            from labkit.model.native_decoder import accelerate, why_not
+        return self._in_arithmetic(loaded, kind)
 
-            reason = why_not(loaded.config, "bf16") if self.device == "cpu" else f"The native kernels do not run on {self.device}."
-            if reason is not None:
-                import torch
+    def _in_arithmetic(self, loaded, kind: str):
+        if kind == "fp32":
+            return loaded
+        from labkit.model.native_decoder import accelerate, why_not
 
-                say(f"bf16 in PyTorch: {reason}")
-                return (loaded if self.recipe else self._load()).to(torch.bfloat16)
+        reason = why_not(loaded.config, "bf16") if self.device == "cpu" else f"The native kernels do not run on {self.device}."
+        if reason is None:
             return accelerate(loaded, "bf16")
-        return loaded
+        import torch
+
+        say(f"bf16 in PyTorch: {reason}")
+        return (self._load() if loaded is self._plain else loaded).to(torch.bfloat16)
 
     def reader(self) -> dict:
         """How tasks read a prompt through the KV format: in chunks of 16, as generation would have."""
@@ -144,4 +147,7 @@ class Subject:
             return TextThroughCache(how, passages, Remembered(plain, passages, Steps()) if changed else None)
         passages = Text(plain.tokenizer, limit, slices).items()
         say(f"{len(passages)} passages, {sum(len(passage.tokens) for passage in passages):,} tokens")
-        return Text(plain.tokenizer, limit, slices, reference=Remembered(plain, passages, Steps()) if changed else None)
+        if not changed:
+            return Text(plain.tokenizer, limit, slices)
+        reference = self._in_arithmetic(plain, self.arithmetic("text"))  # so that only the weights differ
+        return Text(plain.tokenizer, limit, slices, reference=Remembered(reference, passages, Steps()))
