@@ -60,7 +60,10 @@ def load_draft(path: str | Path, target) -> Drafter:
 
 def shipped(target) -> Drafter:
     """The draft of the default model that comes with labkit. Raises BadRequest for any other target."""
-    return load_draft(data_path("draft.safetensors"), target)
+    file = data_path("draft.safetensors")
+    if not file.is_file():
+        raise BadRequest("No trained draft comes with this labkit; make one by `labkit distill draft.safetensors` and give that file.")
+    return load_draft(file, target)
 
 
 def about_shipped() -> dict:
