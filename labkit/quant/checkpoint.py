@@ -116,7 +116,7 @@ def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
     from safetensors.torch import load_file
 
     header = read_header(path)
-    tensors = load_file(str(path))
+    tensors = load_file(str(path))  # slices of one mapped file: what is kept is copied, or all its pages would stay resident
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     if size != header["tensor_bytes"] or digest(tensors) != header["sha256"]:
         raise BadRequest(
@@ -131,7 +131,7 @@ def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
         _install(skeleton, name, layer, tensors, taken, shared, path)
     for name, tensor in tensors.items():
         if name not in taken:
-            _assign(skeleton, name, tensor, path)
+            _assign(skeleton, name, tensor.clone(), path)
             taken.add(name)
     for name, layer in ordered:
         if layer["kind"] == "alias":
@@ -149,7 +149,7 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
     owner = layer["shared_with"]
     if owner is None:
         stored = {
-            key: tensors[f"{name}.weight.{key}"]
+            key: tensors[f"{name}.weight.{key}"].clone()
             for key in ("codes", "scale", "offset", "tensor_scale")
             if f"{name}.weight.{key}" in tensors
         }
@@ -181,7 +181,7 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
         bias = tensors.get(f"{name}.bias") if layer["bias"] else None
         if layer["bias"] and bias is None:
             raise BadRequest(f"The header of {path} promises a bias of {name} that is not in the file.")
-        new = QuantizedLinear(packed, bias)
+        new = QuantizedLinear(packed, None if bias is None else bias.clone())
         taken.update([f"{name}.bias"] if layer["bias"] else [])
     parent, _, leaf = name.rpartition(".")
     setattr(_module(skeleton, parent, path), leaf, new.train(False))

@@ -17,7 +17,7 @@ from fractions import Fraction
 PLAIN = (type(None), bool, float, str)
 NUMBERS = {"complex": complex, "Decimal": Decimal, "Fraction": Fraction}
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
-ELEMENTS = 1_000_000  # of an endless iterator, these are enough to be wrong
+ELEMENTS = 100_000  # of an endless iterator, these are enough to be wrong, on a fast machine within its time too
 
 
 class Foreign:
