@@ -5,7 +5,8 @@ falls from S tokens to one, and reading the cache (2 * K * D numbers per token h
 
     bytes = rows * slots * sum over layers of (2 * K * D) * bytes of a number
 
-Slots double when they run out, up to `capacity`, so appending costs O(1) copies a token on average.
+Slots double when they run out, up to `capacity`, so appending costs O(1) copies a token on average; while a cache
+grows, the old and the new one are both there. A capacity below the next doubling is taken at once.
 It loses when rows differ much in length (every row is as long as the longest; see the paged cache), and for
 very short texts, where recomputing a few tokens costs as much as reading them back.
 """
@@ -36,7 +37,7 @@ class ContiguousCache(KVCache):
     def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None,
                  dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
         super().__init__(shape, batch, capacity, dtype, device)
-        self.slots = FIRST_SLOTS if capacity is None else min(FIRST_SLOTS, capacity)
+        self.slots = self._enough(1)
         self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
         self.keys: list[Tensor | None] = [None] * shape.num_layers
         self.values: list[Tensor | None] = [None] * shape.num_layers
@@ -74,11 +75,14 @@ class ContiguousCache(KVCache):
         return sum(self.lengths) * numbers * self.dtype.itemsize
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
-        slots = self.slots
-        while slots < max(lengths):
+        if max(lengths) > self.slots:
+            self._allocate(self._enough(max(lengths)))
+
+    def _enough(self, length: int) -> int:
+        slots = FIRST_SLOTS
+        while slots < length:
             slots *= 2
-        if slots != self.slots:
-            self._allocate(slots if self.capacity is None else min(slots, self.capacity))
+        return slots if self.capacity is None or self.capacity >= 2 * slots else self.capacity
 
     def _allocate(self, slots: int) -> None:
         # Zeros, because a masked slot still takes part with weight 0, and 0 * NaN is NaN. Ordinary tensors even

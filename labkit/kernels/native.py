@@ -125,24 +125,31 @@ def build(name: str) -> Path:
     flags, openmp = f"{FLAGS} {SETS[name][1]}".split(), openmp_library()
     parts = [platform.machine(), *command, _version(tuple(command)), *flags, str(openmp), *(f.read_text() for f in SOURCES)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folder = Path(cache_dir()) / "native"
-    target = folder / f"{name}-{key}.so"
+    target = Path(cache_dir()) / "native" / f"{name}-{key}.so"
     if target.is_file():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     say(f"Compiling the native kernels ({name}), once, about 10 s.")
+    if error := compile_to(target, SOURCES[0], flags):
+        raise NotNative(f"The native kernels did not compile, so PyTorch's operators are used; {command[0]} said: {error}")
+    return target
+
+
+def compile_to(target: Path, source: Path, flags: list[str]) -> str:
+    """Compile `source` and what it includes into a shared library; the first line of the error where that fails, or nothing."""
+    command, openmp = compiler(), openmp_library()
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Compiled with OpenMP, linked with torch's library by its path; the loader then finds that one, already loaded.
     link = [openmp] if openmp else ["-fopenmp"]
     attempts = [(["-fopenmp"], link), (["-Xpreprocessor", "-fopenmp"], link), ([], [])]
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made, compiled = Path(scratch) / "kernels.so", Path(scratch) / "kernels.o"
         for compile_flags, link_flags in attempts:
-            error = _run([*command, *flags, *compile_flags, "-c", str(SOURCES[0]), "-o", str(compiled)])
+            error = _run([*command, *flags, *compile_flags, "-c", str(source), "-o", str(compiled)])
             error = error or _run([*command, "-shared", str(compiled), "-o", str(made), *link_flags])
             if not error:
                 os.replace(made, target)  # whole or not there, also when two processes do this at once
-                return target
-    raise NotNative(f"The native kernels did not compile, so PyTorch's operators are used; {command[0]} said: {error}")
+                break
+    return error
 
 
 def _run(command: list[str]) -> str:

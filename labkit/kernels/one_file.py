@@ -1,8 +1,7 @@
 """A kernel that is one C++ file: compiled on first use for this CPU, kept in the cache folder, loaded.
 
 Compiler, flags, instruction set and OpenMP library are those of `native.py`. A build is named by a hash of all that
-goes into it, written under a temporary name and renamed, so that two processes that build at once both end with a
-whole file. None where there is no compiler, where it fails, or where LABKIT_NATIVE=off: the plain way then serves.
+goes into it and compiled by the same function, so that two processes that build at once both end with a whole file. None where there is no compiler, where it fails, or where LABKIT_NATIVE=off: the plain way then serves.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,18 +30,7 @@ def _build(source: Path, name: str, *_changes_the_build: str | None) -> ctypes.C
         return None
     flags = f"{native.FLAGS} {native.SETS[name][1]}".replace("-ffp-contract=off", "-ffp-contract=fast").split()
     parts = [*command, *flags, str(openmp), source.read_text(encoding="utf-8")]
-    folder = Path(cache_dir()) / "native"
-    target = folder / f"{source.stem}-{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, made = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
-            for parallel, link in ((["-fopenmp"], [openmp] if openmp else ["-fopenmp"]), ([], [])):
-                error = native._run([*command, *flags, *parallel, "-c", str(source), "-o", str(compiled)])
-                error = error or native._run([*command, "-shared", str(compiled), "-o", str(made), *link])
-                if not error:
-                    os.replace(made, target)
-                    break
-            else:
-                return None
+    target = Path(cache_dir()) / "native" / f"{source.stem}-{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    if not target.is_file() and native.compile_to(target, source, flags):
+        return None
     return ctypes.CDLL(str(target))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.errors import BadRequest
+from labkit.measure import pages
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
 
@@ -94,6 +95,7 @@ def fill(model: Decoder, tensors: Iterable[tuple[str, Tensor]], source: str) -> 
             f"{source} lacks {len(missing)} of the {len(table)} tensors that its configuration asks for, among them "
             f"{first}: the file is incomplete or its configuration is another model's."
         )
+    pages.give_back()  # the tensors as they were in the file
 
 
 def to_hf_state_dict(model: Decoder) -> dict[str, Tensor]:

@@ -82,12 +82,12 @@ def test_many_random_operations_equal_rows_kept_as_lists(shape, few_slots, make_
     check()
 
 
-def test_slots_double_and_never_pass_the_capacity(few_slots):
+def test_slots_double_and_a_capacity_below_the_next_doubling_is_taken_at_once(few_slots):
     cache, slots = ContiguousCache(SHAPES["uniform"], capacity=21), []
     for _ in range(21):
         cache.advance(1)
         slots.append(cache.slots)
-    assert slots == [4] * 4 + [8] * 4 + [16] * 8 + [21] * 5
+    assert slots == [4] * 4 + [8] * 4 + [21] * 13
     with pytest.raises(BadRequest, match="capacity of 21"):
         cache.advance(1)
 
