@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from labkit.cache.contract import whole_number
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 
 Table = list[int]
 

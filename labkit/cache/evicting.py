@@ -17,10 +17,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache, whole_number
+from labkit.cache.contract import KVCache
 from labkit.cache.ring import NOWHERE
 from labkit.cache.step import Step, attend_dense
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.plan.memory import KVShape
 
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from labkit.cache.contiguous import ContiguousCache
-from labkit.cache.contract import KVCache, whole_number
+from labkit.cache.contract import KVCache
 from labkit.cache.evicting import EvictingCache
 from labkit.cache.packed_blocks import decode
 from labkit.cache.quantized import QuantizedCache
 from labkit.cache.ring import positions_of
 from labkit.cache.step import visible
 from labkit.cache.window import WindowedCache
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 
 
 def held_keys(cache: KVCache, layer: int) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from labkit.cache.contract import whole_number
 from labkit.cache.paged import PagedCache
 from labkit.cache.prefix_identity import Identity
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 
 Tokens = tuple[int, ...]
 

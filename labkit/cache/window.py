@@ -21,11 +21,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache, whole_number
+from labkit.cache.contract import KVCache
 from labkit.cache.ring import NOWHERE, lost, positions_of, slot_of
 from labkit.cache.rotation import check_frequencies, cos_sin, turn
 from labkit.cache.step import Step, attend_dense, visible
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.plan.memory import KVShape
 
 FIRST_SLOTS = 256

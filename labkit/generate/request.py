@@ -13,8 +13,7 @@ from numbers import Integral
 import torch
 
 from labkit.cache import KVCache, cache_maker
-from labkit.cache.contract import whole_number
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.generate.completion import Completion, StopReason, Token
 from labkit.generate.sampling import Sampling
 from labkit.generate.stopping import TextStream, checked_stop

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.cache.contract import whole_number
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.speculate.draft import NOTHING, Draft, Drafter
 
 

@@ -19,8 +19,7 @@ from functools import partial
 import torch
 
 from labkit.cache import KVCache, WindowedCache
-from labkit.cache.contract import whole_number
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.generate.completion import Token
 from labkit.generate.loop import GREEDY, choose, forward, make_cache, prefill
 from labkit.generate.request import Request, Row, prepare, wants_tokens
