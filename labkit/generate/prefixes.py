@@ -17,7 +17,7 @@ from labkit.cache.prefix import Documents, PrefixView
 from labkit.errors import BadRequest
 from labkit.generate.completion import Completion, Token
 from labkit.generate.loop import GREEDY, decode
-from labkit.generate.request import _encode, prepare
+from labkit.generate.request import encode_prompts, prepare, wants_tokens
 from labkit.generate.sampling import Sampling
 
 
@@ -37,7 +37,7 @@ def generate_with_prefixes(
 ) -> Completion | list[Completion]:
     """As `generate`; `view` (one, or one a prompt) says whose requests these are. `documents`: what the prompt was built
     on, {name: first token that it could influence}; for several prompts a list of those."""
-    encoded, single = _encode(model, prompts)
+    encoded, single = encode_prompts(model, prompts)
     views = [view] * len(encoded) if isinstance(view, PrefixView) else list(view)
     built_on = [documents] if single else [None] * len(encoded) if documents is None else list(documents)
     if len(views) != len(encoded) or len(built_on) != len(encoded):
@@ -48,7 +48,7 @@ def generate_with_prefixes(
         lease.cache.rewind(0)  # the joined rows hold the blocks now, and nobody else does
     try:
         request = prepare(model, encoded, max_new_tokens=max_new_tokens, sampling=sampling, end_ids=end_ids, stop=stop,
-                          cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=on_token is not None)  # fmt: skip
+                          cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=wants_tokens(on_token))  # fmt: skip
         kept: set[int] = set()
         for token in decode(request):
             row = token.row

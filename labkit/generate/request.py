@@ -27,7 +27,7 @@ class Row:
     index: int
     prompt: tuple[int, ...]
     budget: int
-    generator: torch.Generator
+    generator: torch.Generator | None = None  # None: nothing is drawn for it
     stream: TextStream | None = None
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ def prepare(model, prompts, *, max_new_tokens, sampling, end_ids, stop, cache, c
     """Check everything and encode the prompts; `texts`: whether the text is wanted token by token."""
     if not isinstance(sampling, Sampling):
         raise BadRequest(f"sampling is {sampling!r}; give a Sampling(temperature=..., ...).")
-    encoded, single = _encode(model, prompts)
+    encoded, single = encode_prompts(model, prompts)
     budgets = _budgets(max_new_tokens, len(encoded))
     context = model.config.context
     for row, (prompt, budget) in enumerate(zip(encoded, budgets)):
@@ -133,7 +133,8 @@ def wants_tokens(on_token) -> bool:
     return on_token is not None
 
 
-def _encode(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
+def encode_prompts(model, prompts) -> tuple[list[tuple[int, ...]], bool]:
+    """Token ids of each prompt, and whether one was given by itself instead of a list."""
     if isinstance(prompts, torch.Tensor):
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):

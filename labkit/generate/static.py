@@ -12,6 +12,7 @@ from time import perf_counter
 
 from labkit.errors import BadRequest
 from labkit.generate.completion import Completion
+from labkit.generate.request import Row
 from labkit.measure.clock import synchronize
 from labkit.model.static_decoder import StaticDecoder
 
@@ -27,24 +28,20 @@ def generate_static(decoder: StaticDecoder, prompts: Sequence[Sequence[int]], *,
     if longest > decoder.cache.capacity:
         raise BadRequest(f"Prompt and answer need {longest} slots and this decoder has {decoder.cache.capacity}: make it larger.")
     ends = frozenset(decoder.model.config.eos_ids if end_ids is None else end_ids)
+    rows = [Row(i, tuple(prompt), max_new_tokens) for i, prompt in enumerate(prompts)]
     synchronize(decoder.device)
     start = perf_counter()
     decoder.prefill(prompts)
-    rows: list[list[int]] = [row for row in decoder.tokens(0, 1)]
-    times, known = [perf_counter() - start], 1
-    while known < max_new_tokens and not all(ends.intersection(row) for row in rows):
+    known, more = 0, 1
+    while True:
+        found = decoder.tokens(known, known + more)  # waits for the device
+        time_s = perf_counter() - start
+        for row, tokens in zip(rows, found):
+            for token in tokens:
+                if row.reason is None:
+                    row.take(token, time_s, ends)
+        known += more
+        if all(row.reason is not None for row in rows):
+            return [row.completion(decoder.model) for row in rows]
         more = min(look, max_new_tokens - known)
         decoder.run(more)
-        for row, found in zip(rows, decoder.tokens(known, known + more)):
-            row.extend(found)
-        known += more
-        times += [perf_counter() - start] * more
-    return [_completion(decoder.model, prompt, row, times, ends) for prompt, row in zip(prompts, rows)]
-
-
-def _completion(model, prompt, tokens: list[int], times: list[float], ends: frozenset[int]) -> Completion:
-    end = next((i for i, token in enumerate(tokens) if token in ends), None)
-    kept = tokens if end is None else tokens[: end + 1]
-    shown = kept if end is None else kept[:-1]
-    text = None if model.tokenizer is None else model.tokenizer.decode(shown)
-    return Completion(tuple(prompt), tuple(kept), text, "length" if end is None else "end_token", tuple(times[: len(kept)]))

@@ -43,6 +43,24 @@ def test_the_tokens_are_those_of_plain_decoding(device, name, rows):
     assert again[0].stop_reason == "end_token"
 
 
+def test_a_word_after_the_prompt_keeps_its_leading_space(device):
+    """Where a tokenizer drops the first space of a text: an answer begins no text, its prompt does."""
+
+    class Sayer:
+        special_ids = (0, 1, 2)
+
+        def decode(self, ids, skip_special=True, continues=False):
+            words = " ".join(map(str, ids))
+            return f" {words}" if continues else words
+
+    model = tiny_model().to(device)
+    model.tokenizer = Sayer()
+    for prompt in ([3, 4, 5], [1]):  # a text, and nothing but BOS
+        plain = generate(model, [prompt], max_new_tokens=6, end_ids=())
+        (got,) = generate_static(StaticDecoder(model, 1, capacity=64), [prompt], max_new_tokens=6, end_ids=())
+        assert got.text == plain[0].text and got.text.startswith(" ") == (prompt != [1])
+
+
 def test_fixed_steps_of_the_cache_equal_a_contiguous_one(device):
     shape, generator = KVShape.uniform(2, 2, 8, window=6), torch.Generator().manual_seed(0)
     fixed, plain = (kind(shape, 2, 32, device=device) for kind in (StaticCache, ContiguousCache))
