@@ -33,7 +33,9 @@ def evaluate(
     shots: Annotated[int, typer.Option(min=0, max=4, help="MMLU: examples before each question.")] = 0,
     scoring: Annotated[str, typer.Option(help="MMLU: text, letter, generated, joined by commas.")] = "text,letter",
     languages: Annotated[str, typer.Option(help="MMLU: en, de, es, fr, hi, it, pt, th, or all.")] = "en",
-    mode: Annotated[str, typer.Option(help="HumanEval: plain or chat.")] = "plain",
+    mode: Annotated[
+        str | None, typer.Option(help="HumanEval: plain or chat. None: chat for a model made to chat, plain for others.")
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest text to write an item (none: 256 for HumanEval, 128 for others).")
     ] = None,
@@ -47,6 +49,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a model on tasks, item by item and with intervals; what a recipe costs; which items flipped.
+
+    Exits 0 when everything was scored, whatever the verdicts say: of twenty rows without any change one says worse or
+    better. A script that is to decide reads `comparisons` of --json.
 
     \b
     Example:  labkit eval text --recipe int4_g64_zp --limit 2048
@@ -64,18 +69,18 @@ def evaluate(
              "budget": max_new_tokens}  # fmt: skip
     for name in tasks:  # before a model is loaded
         _check(name, tasks)
-        _options(name, subject, **parts)
+    options = {name: _options(name, seed, **parts) for name in tasks}
     use_threads(threads)
     rows, verdicts, flips, notes = [], [], [], {}
     for name in tasks:
         loaded = subject.model(name)
-        options = _options(name, subject, **parts)
-        settings = {**subject.settings(name), "limit": limit, "seed": seed,
-                    **{key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}}  # fmt: skip
         if name == "text":
-            task = subject.text_task(limit, **options)
+            task = subject.text_task(limit, **options[name])
         else:
-            task = make_task(name, loaded, limit, **options, **({"reader": subject.reader()} if kv_format else {}))
+            task = make_task(name, loaded, limit, **options[name], **({"reader": subject.reader()} if kv_format else {}))
+        chosen = options[name] | ({"mode": task.mode} if name == "humaneval" else {})  # what the model made of None
+        settings = {**subject.settings(name), "limit": limit, "seed": seed,
+                    **{key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}}  # fmt: skip
         scores = run(task, loaded, out, settings=settings, progress=Steps())
         rows += results(task.metrics, task.name, scores, seed)
         notes |= {task.name: list(getattr(task, "notes", ()))}
@@ -102,7 +107,7 @@ def _check(name: str, tasks: list[str]) -> None:
         read_items(name)
 
 
-def _options(name: str, subject: Subject, shots: int, scoring: str, languages: str, mode: str, slices: str | None,
+def _options(name: str, seed: int, shots: int, scoring: str, languages: str, mode: str | None, slices: str | None,
              budget: int | None) -> dict:  # fmt: skip
     """What the task of a name is made with; refuses what is not there."""
     length = {"max_new_tokens": budget} if budget else {}
@@ -111,16 +116,16 @@ def _options(name: str, subject: Subject, shots: int, scoring: str, languages: s
 
         return {"slices": check_slices(tuple(slices.split(",")) if slices else SLICES)}
     if name == "humaneval":
-        from labkit.evals.humaneval import HumanEval
+        from labkit.evals.humaneval import make
 
-        HumanEval(mode=mode)
+        make(None, mode=mode)
         return {"mode": mode, **length}
     if name == "mmlu":
         from labkit.evals.mmlu import MMLU
         from labkit.texts import LANGUAGES
 
         chosen = LANGUAGES if languages == "all" else tuple(languages.split(","))
-        options = {"shots": shots, "scoring": tuple(scoring.split(",")), "languages": chosen, "seed": subject.seed}
+        options = {"shots": shots, "scoring": tuple(scoring.split(",")), "languages": chosen, "seed": seed}
         MMLU(**options)
         return options
     return length

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from labkit.cli.answer import Json, Model, Steps, Threads, answer, use_threads
+from labkit.cli.subject import load_reference
 from labkit.errors import BadRequest
 
 Method = Annotated[str | None, typer.Option(help="rtn, gptq, awq, clip or joined by +; none: the recipe's own.")]
@@ -42,7 +43,7 @@ def quantize(
     chosen = Recipe.named(recipe)
     check_output(output)
     use_threads(threads)
-    loaded = _load(model, "cpu", reads_text=Parts(method or chosen.method).calibrated)
+    loaded = load_reference(model, reads_text=Parts(method or chosen.method).calibrated)
     check_output(output, predict_file_bytes(predict(loaded, chosen)))
     source = str(Path(model).resolve()) if Path(model).exists() else loaded.name  # what a reader of the file opens
     report = quantize_in_place(loaded, chosen, method, calibration, seed)
@@ -51,18 +52,6 @@ def quantize(
     result = {"ok": True, "file": output, "file_bytes": size, "weight_bytes": report.nbytes, "method": report.method,
               "original_bytes": report.original_nbytes, "bits_per_weight": report.bits_per_weight}  # fmt: skip
     answer(result, as_json, f"{report}\nwrote {output}: {size:,} B")
-
-
-def _load(model: str, device: str, reads_text: bool = True):
-    """In float32: what is measured is the weights' change, not that of the arithmetic."""
-    import torch
-
-    from labkit.model.load import load_model
-
-    loaded = load_model(model, dtype=torch.float32, device=device)
-    if loaded.tokenizer is None and reads_text:
-        raise BadRequest(f"model {model!r} has no tokenizer, so it cannot read a text; give a folder that has one")
-    return loaded
 
 
 def quantize_in_place(model, recipe, method: str | None, sequences: int, seed: int):

@@ -15,6 +15,18 @@ from labkit.errors import BadRequest
 DTYPES = ("fp32", "bf16")
 
 
+def load_reference(source: str, device: str = "cpu", reads_text: bool = True):
+    """In float32: what is measured is the weights' change, not that of the arithmetic."""
+    import torch
+
+    from labkit.model.load import load_model
+
+    loaded = load_model(source, dtype=torch.float32, device=device)
+    if loaded.tokenizer is None and reads_text:
+        raise BadRequest(f"model {source!r} has no tokenizer, so it cannot read a text; give a folder that has one")
+    return loaded
+
+
 @dataclass
 class Subject:
     """The model that one command scores, as its options name it; loaded when first asked for."""
@@ -77,18 +89,9 @@ class Subject:
     def plain(self):
         """The model as it is, in float32."""
         if self._plain is None:
-            self._plain = self._load()
+            self._plain = load_reference(self.source, self.device)
             self.name = self._plain.name
-            if self._plain.tokenizer is None:
-                raise BadRequest(f"model {self.source!r} has no tokenizer, so it cannot read a text; give a folder that has one")
         return self._plain
-
-    def _load(self):
-        import torch
-
-        from labkit.model.load import load_model
-
-        return load_model(self.source, dtype=torch.float32, device=self.device)
 
     def model(self, task: str):
         """What a task is scored on."""
@@ -108,7 +111,7 @@ class Subject:
             from labkit.quant.recipe import Recipe
             from labkit.quant.unpack import unpack_model
 
-            loaded = self._load()  # in place, in a model loaded once more: the reference keeps its own weights
+            loaded = load_reference(self.source, self.device)  # in place, in a model loaded once more: the reference keeps its own weights
             quantize_in_place(loaded, Recipe.named(self.recipe), self.method, 64, self.seed)
             loaded = unpack_model(loaded)
         return self._in_arithmetic(loaded, kind)
@@ -124,7 +127,7 @@ class Subject:
         import torch
 
         say(f"bf16 in PyTorch: {reason}")
-        return (self._load() if loaded is self._plain else loaded).to(torch.bfloat16)
+        return (load_reference(self.source, self.device) if loaded is self._plain else loaded).to(torch.bfloat16)
 
     def reader(self) -> dict:
         """How tasks read a prompt through the KV format: in chunks of 16, as generation would have."""

@@ -7,7 +7,7 @@
 `plain` continues the prompt, whose bytes nobody touches; `chat` asks for the function (humaneval_programs.py says how a
 program is made of either). bits_per_byte is of the plain text in both. Generated code runs only in the sandbox; where none
 may be used, nothing is generated, `notes` says why, and bits_per_byte remains. A problem whose controls fail on this machine
-(too slow, perhaps) has no pass@k: it could not be judged. 164 problems cannot show a change of two points: six must flip.
+(too slow, perhaps) could not be judged: an error of pass@k, not a 0. 164 problems cannot show two points: six must flip.
 Cost: at most 164 x 256 tokens, decoded in batches, and about 0.1 s of a core for each of four programs a problem.
 """
 
@@ -31,7 +31,7 @@ from labkit.evals.humaneval_programs import (
 )
 from labkit.evals.likelihood import NotScorable, Reader, split
 from labkit.evals.sandbox import Limits, Sample, SandboxUnavailable, Verdict, best_isolation, check_all
-from labkit.evals.task import ItemScore, Metric
+from labkit.evals.task import NOT_JUDGED, ItemScore, Metric
 from labkit.generate import Completion, Sampling, generate
 from labkit.texts import Problem, humaneval
 
@@ -177,7 +177,7 @@ class HumanEval:
         if not judged:
             return {}
         own, right, stubs = judged[: len(completions)], judged[len(completions)], judged[len(completions) + 1 :]
-        found = {}
+        found = dict.fromkeys([*(f"pass@{k}" for k in self.k), "control_right", "control_wrong"], NOT_JUDGED)
         if right.passed is not None:
             found["control_right"] = (float(right.passed), 1.0)
         if all(stub.passed is not None for stub in stubs):

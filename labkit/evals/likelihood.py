@@ -19,6 +19,7 @@ import torch
 
 from labkit.cache import ContiguousCache
 from labkit.cache.in_dtype import in_dtype
+from labkit.cache.prefix_entry import common
 from labkit.errors import BadRequest
 from labkit.generate import Completion, generate
 
@@ -54,7 +55,7 @@ def split(tokenizer, prompt: str | Sequence[int], answers: Sequence[str]) -> Spl
         raise BadRequest(f"{len(answers)} answers, of which {sum(not a for a in answers)} are empty; give at least one, all with text.")
     if isinstance(prompt, str):
         wholes = [tokenizer.encode(prompt + answer) for answer in answers]
-        start = min(_common(tokenizer.encode(prompt), whole) for whole in wholes)
+        start = min(common(tokenizer.encode(prompt), whole) for whole in wholes)
     else:
         wholes = [[*prompt, *continuation_ids(tokenizer, answer)] for answer in answers]
         start = len(prompt)
@@ -83,10 +84,6 @@ def fit(parts: Split, limit: int, bos_id: int | None = None) -> Split:
     if excess >= len(rest):
         raise NotScorable(f"An answer of {longest + 1} tokens leaves no room for its prompt in a context of {limit}.")
     return Split((*kept, *rest[excess:]), parts.tails, excess)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 class Reader:

@@ -57,17 +57,6 @@ def plain_read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module | No
     return getattr(out, "logits", out)[0], None
 
 
-def through_cache(kind: str = "contiguous", chunk: int = 16, **options) -> Callable:
-    """A `read` that passes the text in chunks through a cache, as generation reads it: for quantised KV caches."""
-
-    def read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module]:
-        cache = model.new_cache(1, tokens.shape[1], kind, **options)
-        pieces = [model.hidden_states(piece, cache) for piece in tokens.split(chunk, 1)]
-        return torch.cat(pieces, 1)[0], model.head
-
-    return read
-
-
 class Remembered:
     """The unchanged model's answers: log-probabilities of a passage, from stored hidden states and its own head."""
 
@@ -86,8 +75,6 @@ class Remembered:
         if passage.id not in self.states:
             raise BadRequest(f"The reference was not run on passage {passage.id}; build it from the same passages.")
         return self.states[passage.id], self.head
-
-
 
 
 def device_of(model: nn.Module) -> torch.device:

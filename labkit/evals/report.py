@@ -23,8 +23,8 @@ def slices(scores: Sequence[ItemScore]) -> list[str]:
 
 
 def results(metrics: Sequence[Metric], task: str, scores: Sequence[ItemScore], seed: int = 0) -> list[dict]:
-    """One row a slice and metric. `n`: items, for text tokens; `errors`: items without a score; `trimmed`: with a shortened
-    prompt. Raises where no item could be scored: that is no score of 0."""
+    """One row a slice and metric. `n`: items, for text tokens; `errors`: items that could not be scored, as a whole or by
+    this metric; `trimmed`: with a shortened prompt. Raises where no item could be scored: that is no score of 0."""
     if scores and all(score.error for score in scores):
         raise BadRequest(f"None of the {len(scores)} items of {task} could be scored: {scores[0].error}")
     rows = []
@@ -40,7 +40,7 @@ def results(metrics: Sequence[Metric], task: str, scores: Sequence[ItemScore], s
             rows.append({
                 "task": task, "slice": name, "metric": metric.name, "value": found.value, "low": found.low,
                 "high": found.high, "n": sum(score.n for score in held), "items": len(held), "unit": metric.unit,
-                "chance": metric.chance, "errors": sum(score.error is not None for score in chosen),
+                "chance": metric.chance, "errors": sum(score.failed(metric.name) for score in chosen),
                 "trimmed": sum(bool(score.details.get("trimmed")) for score in chosen),
             })  # fmt: skip
     return rows
@@ -64,7 +64,7 @@ def compare(metrics: Sequence[Metric], task: str, before: Sequence[ItemScore], a
 
 
 def _column(scores: dict[str, ItemScore], metric: str, part: int) -> dict[str, float | None]:
-    return {item: score.metrics[metric][part] if metric in score.metrics else None for item, score in scores.items()}
+    return {item: None if score.value(metric) is None else score.metrics[metric][part] for item, score in scores.items()}
 
 
 def _hits(column: dict[str, float | None]) -> dict[str, bool | None]:

@@ -3,8 +3,9 @@
     task = make_task("mmlu", model, limit=57)
     scores = run(task, model, "run.jsonl")            killed and started again, it goes on with the next item
 
-A metric of an item is a fraction `(above, below)`: (1, 1) for right, (nats, tokens) for a KL, (bits, bytes) for text. A slice
-scores sum(above) / sum(below), so items of unequal size weigh by what they hold, and two runs are compared item by item.
+A metric of an item is a fraction `(above, below)`: (1, 1) for right, (nats, tokens) for a KL, (bits, bytes) for text, and
+NOT_JUDGED where it was asked for and could not be told. A slice scores sum(above) / sum(below), so items of unequal size
+weigh by what they hold, and two runs are compared item by item.
 An item is scored alone, whatever stands beside it: batch, order, shard and resume change no record (float32). An item that
 could not be scored carries `error` and no metrics; it is counted, and never a zero.
 
@@ -30,6 +31,7 @@ TASKS = {
     "mmlu": "labkit.evals.mmlu",
     "structured": "labkit.evals.structured",
 }
+NOT_JUDGED = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,12 @@ class ItemScore:
 
     def value(self, metric: str) -> float | None:
         """above / below; None where this item has no such metric."""
-        above, below = self.metrics.get(metric, (0.0, 0.0))
+        above, below = self.metrics.get(metric, NOT_JUDGED)
         return above / below if below else None
+
+    def failed(self, metric: str) -> bool:
+        """Whether it was asked for and could not be told; an item that has no such metric was not asked."""
+        return self.error is not None or (metric in self.metrics and self.value(metric) is None)
 
 
 class Task(Protocol):

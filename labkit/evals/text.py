@@ -7,19 +7,18 @@
 Slices `code` (HumanEval with solutions) and `prose` (a held-out part of the library's documentation), and `all`. Nothing is
 generated, so 4,000 tokens settle a KL to a few per cent; a small model's task scores would need a thousand problems.
 Intervals: bootstrap over passages, 95 %. Documents are cut into passages of at most `length` tokens, each read from
-position 0; a passage's first token is context and not scored.
-`remember` keeps the unchanged model's final hidden states (E numbers a token instead of V), so that one model in memory is
-enough: score it, quantise it in place, score it again.
+position 0; a passage's first token is context and not scored. One model in memory is enough: `Remembered` (in `reading`)
+keeps the unchanged model's final hidden states; score it, quantise it in place, score it again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit.errors import BadRequest
 from labkit.evals.reading import (
@@ -69,11 +68,6 @@ class TextTask:
             found += cut(documents, name, self.tokenizer, self.limit, self.length)
         return found
 
-    def score(
-        self, model: nn.Module, item: Passage, reference: Callable[[Passage], Tensor] | None = None, read=None
-    ) -> PassageScore:
-        return score(model, item, reference, read)
-
 
 @torch.inference_mode()
 def score(model: nn.Module, passage: Passage, reference: Callable | None = None, read=None) -> PassageScore:
@@ -121,14 +115,14 @@ def score(model: nn.Module, passage: Passage, reference: Callable | None = None,
 
 
 def evaluate(
-    model: nn.Module, passages: Sequence[Passage], reference=None, read=None, progress=lambda line: None
+    model: nn.Module, passages: Sequence[Passage], reference=None, progress=lambda line: None
 ) -> list[PassageScore]:
     """Every passage, in order."""
     if not passages:
         raise BadRequest("No passage was given to score; raise the limit or give longer documents.")
     found = []
     for passage in passages:
-        found.append(score(model, passage, reference, read))
+        found.append(score(model, passage, reference))
         progress(passage.id)
     return found
 
@@ -173,7 +167,3 @@ def ratio_interval(
     ratios = a[pick].sum(1) / b[pick].sum(1)
     low, high = torch.quantile(ratios, torch.tensor([0.025, 0.975], dtype=torch.float64))
     return value, float(low), float(high)
-
-
-def as_dicts(scores: Sequence[PassageScore]) -> list[dict]:
-    return [asdict(s) for s in scores]

@@ -46,7 +46,7 @@ def check_slices(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Text:
-    """`limit` counts tokens a slice. `reference`: a `Remembered` or a `TopK` of the same passages; `read`: see `reading`."""
+    """`limit` counts tokens a slice. `reference`: a `Remembered` or a `TopK` of the same passages."""
 
     tokenizer: object
     limit: int | None = None
@@ -54,7 +54,6 @@ class Text:
     length: int = 512
     overlap: int = 64
     reference: object = None
-    read: object = None
     name = "text"
 
     @property
@@ -72,7 +71,7 @@ class Text:
 
     def score(self, model, items: Sequence[Passage]) -> Iterator[ItemScore]:
         for passage in items:
-            yield as_item(score(model, passage, self.reference, self.read), self.metrics[0].name)
+            yield as_item(score(model, passage, self.reference), self.metrics[0].name)
 
 
 def as_item(found, kl: str = "kl") -> ItemScore:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from labkit.cli import main
+from labkit.evals.sandbox import SandboxUnavailable
 from labkit.measure.record import read_records
 
 SHORT = ("--dtype", "fp32", "--max-new-tokens", "4")
@@ -78,6 +79,35 @@ def test_a_run_is_kept_resumed_and_compared(tiny, prompts, tmp_path, capsys):
     assert flips == {item for item in hits if hits[item] != now[item]}
     assert main([*command[:-1], "--against", before]) == 0
     assert "not decidable with n = 8" in capsys.readouterr().out
+
+
+def test_a_verdict_is_no_failure_and_none_of_the_items_scored_is_one(tiny, prompts, tmp_path, capsys):
+    before, lines = tmp_path / "before.jsonl", []
+    assert main(["eval", prompts, *SHORT, "--json", "--out", str(before)]) == 0
+    for line in before.read_text().splitlines():  # an earlier run that was surer of every item
+        record = json.loads(line)
+        record["details"]["metrics"]["bits_per_byte"][0] /= 2
+        lines.append(json.dumps(record) + "\n")
+    before.write_text("".join(lines))
+    capsys.readouterr()
+    assert main(["eval", prompts, *SHORT, "--json", "--against", str(before)]) == 0
+    rows = {(row["slice"], row["metric"]): row["verdict"] for row in answered(capsys)["comparisons"]}
+    assert rows["all", "bits_per_byte"] == "worse"
+    assert main(["eval", "--help"]) == 0 and "whatever the verdicts say" in " ".join(capsys.readouterr().out.split())
+
+
+def test_humaneval_asks_a_model_made_to_chat_unless_told_otherwise(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("labkit.evals.humaneval.best_isolation", _no_wall)
+    for options, mode in (((), "chat"), (("--mode", "plain"), "plain")):
+        out = str(tmp_path / f"{mode}.jsonl")
+        assert main(["eval", "humaneval", "--limit", "1", "--out", out, "--json", *SHORT, *options]) == 0
+        assert "because of this test" in answered(capsys)["notes"]["humaneval"][0]
+        (record,) = read_records(out)
+        assert record.details["settings"]["mode"] == mode
+
+
+def _no_wall():
+    raise SandboxUnavailable("Generated code is not run here, because of this test.")
 
 
 @pytest.mark.parametrize(

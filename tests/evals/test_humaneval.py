@@ -13,6 +13,7 @@ from labkit.errors import BadRequest
 from labkit.evals import humaneval as task_file
 from labkit.evals.humaneval import HumanEval, make
 from labkit.evals.humaneval_programs import ODD, STOP, STUBS, chat_program, pass_at_k, plain_program
+from labkit.evals.report import results
 from labkit.evals.sandbox import (
     BUBBLEWRAP,
     Limits,
@@ -23,7 +24,7 @@ from labkit.evals.sandbox import (
     check,
     check_all,
 )
-from labkit.evals.task import make_task, run
+from labkit.evals.task import ItemScore, make_task, run
 from labkit.generate import Sampling
 from labkit.model.tiny import tiny_model
 from labkit.model.tokenizer import Tokenizer
@@ -275,6 +276,11 @@ def test_a_problem_whose_controls_fail_is_not_judged(own, model, monkeypatch):
     assert unknown.value("pass@1") is None and unknown.value("control_right") == 1.0
     assert halted.value("pass@1") is None and halted.value("control_right") is None
     assert all(score.value("bits_per_byte") > 0 for score in (slow, lax, unknown, halted))
+    judged = ItemScore("Own/right", "all", {**slow.metrics, "pass@1": (1.0, 1.0), "control_right": (1.0, 1.0)})
+    task = make(model, **SHORT)
+    rows = {row["metric"]: row for row in results(task.metrics, "humaneval", [slow, lax, unknown, halted, judged])}
+    assert (rows["pass@1"]["value"], rows["pass@1"]["n"], rows["pass@1"]["errors"]) == (1.0, 1, 4)
+    assert (rows["control_right"]["n"], rows["control_right"]["errors"]) == (4, 1) and rows["bits_per_byte"]["errors"] == 0
 
 
 def executes():

@@ -7,7 +7,7 @@ import pytest
 from labkit.errors import BadRequest
 from labkit.evals.report import compare, flipped, results
 from labkit.evals.statistics import bootstrap, wilson
-from labkit.evals.task import ItemScore, Metric
+from labkit.evals.task import NOT_JUDGED, ItemScore, Metric
 
 METRICS = (Metric("margin", "nats"), Metric("right", share=True, chance=0.25), Metric("bits", higher_is_better=False))
 
@@ -60,6 +60,11 @@ def test_an_item_lost_in_one_run_is_left_out_of_both_and_counted():
     row = next(r for r in compare(METRICS, "toy", scores(), after) if (r["slice"], r["metric"]) == ("all", "right"))
     assert (row["n"], row["errors"]) == (39, 1) and row["difference"] == 0
     assert flipped(METRICS, scores(), after) == []
+    after = [ItemScore(s.item, s.slice, {**s.metrics, "right": NOT_JUDGED}) if s.item == "i3" else s for s in scores()]
+    rows = {row["metric"]: row for row in compare(METRICS, "toy", scores(), after) if row["slice"] == "all"}
+    assert (rows["right"]["n"], rows["right"]["errors"]) == (39, 1) and rows["margin"]["n"] == 40
+    rows = {row["metric"]: row for row in results(METRICS, "toy", after) if row["slice"] == "all"}
+    assert (rows["right"]["n"], rows["right"]["errors"], rows["margin"]["errors"]) == (39, 1, 0)
 
 
 def test_runs_over_other_items_are_refused_and_other_denominators_left_out():

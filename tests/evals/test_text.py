@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.evals.reading import Passage, Remembered, cut, through_cache
+from labkit.evals.reading import Passage, Remembered, cut
 from labkit.evals.text import evaluate, ratio_interval, results, score
 from labkit.model.tiny import tiny_model
 from labkit.quant import quantize_model
@@ -52,13 +52,6 @@ def test_the_same_model_has_no_distance_and_another_has_some():
     quantize_model(model, "int2_g32_zp", kernel="plain")
     two = {r["metric"]: r["value"] for r in results(evaluate(model, passages(), reference)) if r["slice"] == "all"}
     assert 0 < eight["kl"] < 0.02 < two["kl"] and two["top1"] < eight["top1"]
-
-
-def test_reading_through_a_cache_in_chunks_is_the_same_text():
-    model = tiny_model()
-    for passage in passages():
-        plain, chunked = score(model, passage, model), score(model, passage, model, through_cache(chunk=7))
-        assert chunked.nll == pytest.approx(plain.nll, rel=1e-4) and chunked.kl < 1e-6
 
 
 def test_records_have_the_agreed_keys_and_slices():
