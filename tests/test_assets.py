@@ -439,3 +439,25 @@ def test_the_default_model_is_the_promised_file():
     asset = assets.find("default")
     assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf" and path.stat().st_size == asset.files[0].size
     assert wheels.sha256(path) == asset.files[0].sha256
+
+
+def test_a_tensor_file_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    from labkit.assets.whole import save_tensors
+
+    path = tmp_path / "new" / "x.safetensors"
+    assert save_tensors(path, {"a": torch.ones(4, 2, requires_grad=True).T}, {"of": "a test"}) == path.stat().st_size
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"of": "a test"} and file.get_tensor("a").tolist() == [[1.0] * 4] * 2
+
+    def full(tensors, part, about):
+        part.write_bytes(b"half")
+        raise SafetensorError("no space left")
+
+    before = path.read_bytes()
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="x.safetensors could not be written: no space left"):
+        save_tensors(path, {"a": torch.zeros(2)})
+    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == ["x.safetensors"]

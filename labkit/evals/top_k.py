@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
 from labkit.evals.reading import Passage, device_of, log_probs, plain_read
 
@@ -41,10 +42,8 @@ class TopK:
         return cls(about, values, tokens)
 
     def save(self, path: str | Path) -> None:
-        from safetensors.torch import save_file
-
         held = {f"values/{name}": t for name, t in self.values.items()} | {f"tokens/{n}": t for n, t in self.tokens.items()}
-        save_file({name: tensor.contiguous() for name, tensor in held.items()}, path, self.about)
+        save_tensors(path, held, self.about)
 
     @classmethod
     def load(cls, path: str | Path) -> TopK:

@@ -8,7 +8,6 @@ What is kept in the end is that running mean: it is steadier than the last step 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,9 +15,9 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
+from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
 from labkit.speculate.corpus import Text
 
@@ -166,12 +165,9 @@ class _averaged:
 
 def _save(path: Path, signature: str, weights, moments, mean, step: int, history: list, seconds: float) -> None:
     parts = {"weights": weights, "first": moments[0], "second": moments[1], "mean": mean}
-    tensors = {f"{part}/{name}": tensor.detach().contiguous() for part, held in parts.items() for name, tensor in held.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
+    tensors = {f"{part}/{name}": tensor for part, held in parts.items() for name, tensor in held.items()}
     about = {"signature": signature, "step": str(step), "history": json.dumps(history), "seconds": str(seconds)}
-    save_file(tensors, scratch, about)
-    os.replace(scratch, path)  # whole or not there
+    save_tensors(path, tensors, about)
 
 
 def _load(path: Path, signature: str, weights, moments, mean) -> tuple[int, list, float]:

@@ -7,13 +7,12 @@ that comes with labkit; its recipe, training record and acceptance lie beside it
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from labkit.assets import data_path
+from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
 from labkit.speculate.draft import Drafter
 from labkit.speculate.hidden_net import HiddenStateNet
@@ -28,11 +27,7 @@ def save_draft(net: Lent, path: Path, about: dict | None = None) -> int:
     """Write a net, whole or not at all; returns the file's bytes. `about`: how it was made, kept in the header."""
     kind = next(name for name, (made, _) in KINDS.items() if type(net) is made)
     tensors = {name: held.bfloat16() if held.dim() > 1 else held for name, held in net.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    save_file({name: held.contiguous() for name, held in tensors.items()}, scratch, {"kind": kind, "about": json.dumps(about or {})})
-    os.replace(scratch, path)
-    return path.stat().st_size
+    return save_tensors(path, tensors, {"kind": kind, "about": json.dumps(about or {})})
 
 
 def load_draft(path: str | Path, target) -> Drafter:
