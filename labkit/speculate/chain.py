@@ -28,12 +28,12 @@ DECAY = 0.8
 def chains(net: HiddenStateNet, texts: Sequence[Text], steps: int) -> Iterator[Tensor]:
     """For each step k the guesses [N_k, E], text after text: for each start i of a text, at its state i + 1 + k.
 
-    Starts are `first(text)` to T - 2 - k: the last guess is at the last token."""
+    Starts are `text.before_answer` to T - 2 - k: the last guess is at the last token."""
     layer, attention = net.layer, net.layer.attention
     H, K, D = attention.num_heads, attention.num_kv_heads, attention.head_dim
     states = torch.cat([text.hidden[:-1] for text in texts]).float()
     embedded = [net.embed(text.tokens.long()) for text in texts]
-    firsts, lengths = [first(text) for text in texts], [len(text.tokens) - 1 for text in texts]
+    firsts, lengths = [text.before_answer for text in texts], [len(text.tokens) - 1 for text in texts]
     keys: list[list[Tensor]] = [[] for _ in texts]  # per text: the true ones [K, n, D], then one a step
     values: list[list[Tensor]] = [[] for _ in texts]
     for k in range(steps):
@@ -66,11 +66,6 @@ def chains(net: HiddenStateNet, texts: Sequence[Text], steps: int) -> Iterator[T
         states = torch.cat([part[:-1] for part in guesses.split(counts)])  # the last start has no further token
 
 
-def first(text: Text) -> int:
-    """The first start of a text: the last token before its answer's first; the chain then drafts the second."""
-    return max(text.start - 1, 0)
-
-
 def _split(rows: Tensor, places) -> tuple[Tensor, ...]:
     return rows.split([len(place) for place in places])
 
@@ -100,10 +95,10 @@ def chain_loss(net: HiddenStateNet, texts: Sequence[Text], steps: int = 3, state
 
 
 def _chain_loss(net: HiddenStateNet, texts: Sequence[Text], steps: int, state_weight: float) -> Tensor:
-    true = torch.cat([text.hidden[first(text) + 1 :] for text in texts]).float()
+    true = torch.cat([text.hidden[text.before_answer + 1 :] for text in texts]).float()
     with torch.no_grad():
         wanted = net.logits(true).float().softmax(-1)  # the target's, over what the net can say
-    counts = [len(text.tokens) - 1 - first(text) for text in texts]
+    counts = [len(text.tokens) - 1 - text.before_answer for text in texts]
     total = true.new_zeros(())
     for k, guesses in enumerate(chains(net, texts, steps)):
         rows = torch.cat([torch.arange(n - k) + k + sum(counts[:t]) for t, n in enumerate(counts)])
@@ -117,9 +112,9 @@ def acceptance(net: HiddenStateNet, texts: Sequence[Text], draft_length: int = 4
     """alpha (accepted / examined) by kind of text, and over `all`; the texts are to be greedy ones."""
     kept: dict[str, list[int]] = {}
     for text in texts:
-        if len(text.tokens) - first(text) < draft_length + 2:
+        if len(text.tokens) - text.before_answer < draft_length + 2:
             continue
-        ids, begin = net.ids.long(), first(text)
+        ids, begin = net.ids.long(), text.before_answer
         right = [
             ids[net.logits(guesses).argmax(-1)][:-1] == text.tokens[begin + 2 + k :].long()  # the last has no token after it
             for k, guesses in enumerate(chains(net, [text], draft_length))

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
 
 SHARD = 128  # texts a file: what a killed run loses at most
@@ -48,6 +47,11 @@ class Text:
     tokens: Tensor
     hidden: Tensor
     start: int
+
+    @property
+    def before_answer(self) -> int:
+        """The place of the last token before the answer: from its state the target said the answer's first."""
+        return max(self.start - 1, 0)
 
 
 def generate_corpus(target, jobs: Sequence[Job], folder: Path, batch: int = 32,
@@ -122,9 +126,7 @@ def _save(path: Path, texts: Sequence[Text]) -> None:
         "lengths": torch.tensor([len(text.tokens) for text in texts]),
         "starts": torch.tensor([text.start for text in texts]),
     }
-    scratch = path.with_suffix(f".{os.getpid()}")
-    save_file(tensors, scratch, {"kinds": json.dumps([text.kind for text in texts])})
-    os.replace(scratch, path)  # whole or not there
+    save_tensors(path, tensors, {"kinds": json.dumps([text.kind for text in texts])})
 
 
 def load_texts(path: Path) -> list[Text]:

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from labkit.generate.request import Request, Row
@@ -38,6 +39,13 @@ class Draft:
 
 
 NOTHING = Draft()
+
+
+def drafted(tokens: Sequence[int], drawn: Sequence[Tensor]) -> Draft:
+    """The draft of `tokens`; `drawn`: the distribution [V] of each, or none where they were not drawn."""
+    if not tokens:
+        return NOTHING
+    return Draft(tokens, torch.stack(drawn) if drawn else None)
 
 
 class Drafter(ABC):

@@ -20,7 +20,7 @@ from labkit.errors import BadRequest
 from labkit.generate.loop import forward
 from labkit.generate.sampling import InvalidLogits
 from labkit.model.native_decoder import NativeDecoder
-from labkit.speculate.draft import NOTHING, Draft, Drafter, choose
+from labkit.speculate.draft import Draft, Drafter, choose, drafted
 
 
 class DraftModel(Drafter):
@@ -88,7 +88,7 @@ class DraftModel(Drafter):
             drafting = [i for i in drafting if pieces[i]]
         if self._shared is not None:
             self.cache.rewind(before)  # the target writes there next
-        return [Draft(tokens, torch.stack(qs) if qs else None) if tokens else NOTHING for tokens, qs in zip(drafts, drawn)]
+        return [drafted(tokens, qs) for tokens, qs in zip(drafts, drawn)]
 
     def _drafting_cache(self):
         return self.cache

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from labkit.cache import make_cache
 from labkit.generate.sampling import InvalidLogits
 from labkit.model.decoder import last_real
-from labkit.speculate.draft import NOTHING, Draft, Drafter, choose
+from labkit.speculate.draft import Draft, Drafter, choose, drafted
 from labkit.speculate.draft_model import bytes_read
 from labkit.speculate.hidden_net import HiddenStateNet
 
@@ -73,7 +73,7 @@ class HiddenState(Drafter):
                     if len(drafts[i]) < limits[i]:
                         states[i], tokens[i] = guesses[i : i + 1], (token,)
             drafting = [i for i in drafting if tokens[i]]
-        return [Draft(said, torch.stack(qs) if qs else None) if said else NOTHING for said, qs in zip(drafts, drawn)]
+        return [drafted(said, qs) for said, qs in zip(drafts, drawn)]
 
     def observe(self, accepted, hidden=None) -> None:
         self.cache.rewind(self.read)

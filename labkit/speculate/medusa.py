@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from labkit.generate.sampling import InvalidLogits
 from labkit.model.config import ModelConfig
 from labkit.speculate.corpus import Text
-from labkit.speculate.draft import NOTHING, Draft, Drafter, choose
+from labkit.speculate.draft import Draft, Drafter, choose, drafted
 from labkit.speculate.draft_model import bytes_read
 from labkit.speculate.lent import Lent
 
@@ -70,7 +70,7 @@ class Medusa(Drafter):
                 break
             said.append(token)
             drawn += () if q is None else (q,)
-        return Draft(said, torch.stack(drawn) if drawn else None) if said else NOTHING
+        return drafted(said, drawn)
 
     def observe(self, accepted, hidden=None) -> None:
         self.newest = torch.stack([states[-1] for states in hidden])
@@ -83,7 +83,7 @@ def medusa_loss(net: MedusaNet, texts: Sequence[Text]) -> Tensor:
     """Mean cross-entropy of all heads to the target's own distributions; matrix products in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         total = torch.zeros(())
-        states = [text.hidden[max(text.start - 1, 0) :].float() for text in texts]
+        states = [text.hidden[text.before_answer :].float() for text in texts]
         guesses = [net(state) for state in states]
         for k in range(HEADS):
             said = net.logits(torch.cat([guess[: -k - 1, k] for guess in guesses]))
@@ -98,7 +98,7 @@ def head_agreement(net: MedusaNet, texts: Sequence[Text]) -> dict[str, float]:
     """How often each head names the token that came, given that the heads before it did: the alpha of each place."""
     right = torch.zeros(HEADS, 2)
     for text in texts:
-        start, ids = max(text.start - 1, 0), net.ids.long()
+        start, ids = text.before_answer, net.ids.long()
         named = ids[net.logits(net(text.hidden[start : -HEADS - 1].float())).argmax(-1)]  # [n, HEADS]
         came = torch.stack([text.tokens[start + 2 + k : len(text.tokens) - HEADS + 1 + k] for k in range(HEADS)], 1)
         same = (named == came).long().cumprod(1)

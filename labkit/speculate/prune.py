@@ -83,7 +83,7 @@ class Pruned(nn.Module):
 def pruned_loss(net: Pruned, texts: Sequence[Text]) -> Tensor:
     """Mean cross-entropy to the target's own distributions in the answers; matrix products in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
-        starts = [max(text.start - 1, 0) for text in texts]
+        starts = [text.before_answer for text in texts]
         mine = torch.cat([net.states(text.tokens)[start:] for text, start in zip(texts, starts)])
         with torch.no_grad():
             true = torch.cat([text.hidden[start:].float() for text, start in zip(texts, starts)])
@@ -96,7 +96,7 @@ def pruned_agreement(net: Pruned, texts: Sequence[Text]) -> dict[str, float]:
     """How often the draft names the token that came, in held-out greedy answers: its alpha, as each guess stands alone."""
     found: dict[str, list[int]] = {}
     for text in texts:
-        start = max(text.start - 1, 0)
+        start = text.before_answer
         named = net.ids[net.logits(net.states(text.tokens)[start:-1]).argmax(-1)]
         tally = found.setdefault(text.kind, [0, 0])
         tally[0] += int((named == text.tokens[start + 1 :]).sum())
