@@ -15,6 +15,7 @@ from pathlib import Path
 
 from labkit.assets import data_path
 from labkit.bench.harness import table
+from labkit.bench.speculate import total
 from labkit.model.load import load_model
 from labkit.speculate import LookupFirst, generate, load_draft
 from labkit.speculate.trained import read_about
@@ -32,11 +33,10 @@ def acceptance_rows(target, file: Path, count: int = 16, new_tokens: int = 64, o
             chosen = prompts(kind)[:count]
             done = [generate(target, prompt.ids(target.tokenizer), drafter=drafter, draft_length=LENGTHS[name],
                              max_new_tokens=new_tokens) for prompt in chosen]  # fmt: skip
-            sums = {key: sum(getattr(one.tally, key) for one in done) for key in ("accepted", "examined", "target_passes")}
-            tokens = sum(len(one.tokens) - 1 for one in done)
-            rows.append({"drafter": name, "kind": kind, "draft_length": LENGTHS[name], "prompts": len(chosen), "tokens": tokens,
-                         "alpha": round(sums["accepted"] / sums["examined"], 3),
-                         "tokens_a_pass": round(tokens / sums["target_passes"], 2)})  # fmt: skip
+            whole = total(done)
+            rows.append({"drafter": name, "kind": kind, "draft_length": LENGTHS[name], "prompts": len(chosen),
+                         "tokens": len(whole.tokens) - 1, "alpha": round(whole.alpha, 3),
+                         "tokens_a_pass": round(whole.accepted_length, 2)})  # fmt: skip
             on_row(rows[-1])
     return rows
 

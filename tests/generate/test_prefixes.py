@@ -104,7 +104,7 @@ def test_documents_are_named_with_the_request_and_revoked():
     assert store.revoke("report") == 1 and view.lookup(QUESTIONS[0]).length == 20
 
 
-@pytest.mark.parametrize("failure", ["error", "full", "cancel", "bad request"])
+@pytest.mark.parametrize("failure", ["error", "full", "cancel", "bad request", "on_token"])
 def test_a_request_that_fails_keeps_nothing_and_holds_nothing(failure, monkeypatch):
     model = tiny_model()
     store, view = served(model, blocks=12)
@@ -115,6 +115,8 @@ def test_a_request_that_fails_keeps_nothing_and_holds_nothing(failure, monkeypat
         options["cancel"] = lambda: True
     elif failure == "bad request":
         options["end_ids"] = (99999,)
+    elif failure == "on_token":
+        options["on_token"] = 5
     prompt = QUESTIONS[0] if failure != "full" else [*range(3, 60)]
     if failure == "cancel":
         assert generate_with_prefixes(model, prompt, view, **options).stop_reason == "cancelled"
