@@ -132,7 +132,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _shown(value: float | None, form: str = ".2f") -> str:
+def shown(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
@@ -141,13 +141,13 @@ def render(result: dict) -> str:
     rows = [
         (
             name,
-            _shown(a["tok_s"], ".1f"),
-            _shown(a["tpot_ms"]),
-            f"{_shown(a['tpot_ms_low'])}-{_shown(a['tpot_ms_high'])}",
-            _shown(a["predicted_tpot_ms"]),
-            _shown(a["bandwidth_share"], ".0%"),
-            _shown(a["ttft_ms"], ".1f"),
-            _shown(a["predicted_ttft_ms"], ".1f"),
+            shown(a["tok_s"], ".1f"),
+            shown(a["tpot_ms"]),
+            f"{shown(a['tpot_ms_low'])}-{shown(a['tpot_ms_high'])}",
+            shown(a["predicted_tpot_ms"]),
+            shown(a["bandwidth_share"], ".0%"),
+            shown(a["ttft_ms"], ".1f"),
+            shown(a["predicted_ttft_ms"], ".1f"),
         )
         for name, a in result["arms"].items()
     ]

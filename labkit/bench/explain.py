@@ -25,7 +25,7 @@ from labkit.measure.clock import synchronize
 from labkit.model.native_decoder import NativeDecoder
 from labkit.plan.shapes import ModelShape
 from labkit.plan.time import kv_bytes_read
-from labkit.plan.weights import _recipe, matrix_bytes
+from labkit.plan.weights import matrix_bytes, planned_recipe
 
 PARTS = ("weights", "KV", "head", "norms", "rotary", "embedding", "sampling", "dispatch")
 NATIVE = {"products": "weights", "attention": "KV"}  # names of the native stack's phases; the others are equal
@@ -34,7 +34,7 @@ STEPS = 24
 
 def bytes_of(shape: ModelShape, recipe: str, length: int, kv_format: str) -> dict[str, float]:
     """Bytes that each part of a step reads when `length` tokens are seen, the new one among them; and dispatch: none."""
-    formats = _recipe(recipe)
+    formats = planned_recipe(recipe)
     size = {matrix.name: matrix_bytes(matrix, formats, shape.tied) for matrix in shape.part("embedding", "head")}
     table_bytes = next(size[m.name] for m in shape.part("embedding"))
     head = next((size[m.name] for m in shape.part("head")), table_bytes)  # tied: the table again

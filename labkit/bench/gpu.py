@@ -82,13 +82,13 @@ def transformers_arm(model: Decoder) -> Arm:
     """`transformers` eager, random weights of the same shapes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from labkit.bench.peers import _generate_with
+    from labkit.bench.peers import timed_generate
 
     fields = model.config.to_hf()
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device(model.device):
         decoder = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
-    return Arm("transformers", _generate_with(decoder, model.device), note="model.generate, eager")
+    return Arm("transformers", timed_generate(decoder, model.device), note="model.generate, eager")
 
 
 def decoding(model: Decoder, config, dtype, device, bandwidth: float, new_tokens: int, write: Callable) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from labkit.bench.arms import DTYPES
 from labkit.bench.harness import ratio_lines, ratios, summary, table
-from labkit.bench.operators import _copies
+from labkit.bench.operators import cold_copies
 from labkit.errors import BadRequest
 from labkit.formats import get_format, get_recipe, quantize
 from labkit.kernels import native
@@ -25,8 +26,6 @@ from labkit.measure.clock import interleave
 from labkit.plan.memory import resolve
 from labkit.plan.predict import fused_products
 from labkit.quant.linear import QuantizedLinear
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def run(
@@ -90,7 +89,7 @@ def _call(layer: list, rows: int, shapes, recipe: str, device):
     """A function that runs many copies of the layer, how many; and the bytes of one."""
     native_kernel = isinstance(layer[0], PackedMatrix)
     size = sum(m.nbytes for m in layer) if native_kernel else tensor_bytes(*layer)
-    layers = [layer, *(_copy(layer) for _ in range(_copies(size) - 1))]
+    layers = [layer, *(_copy(layer) for _ in range(cold_copies(size) - 1))]
     dtype = torch.float32 if native_kernel else DTYPES.get(get_recipe(recipe).name, torch.bfloat16)
     inputs = [torch.randn(rows, columns, dtype=dtype, device=device) for _, columns in shapes]
 

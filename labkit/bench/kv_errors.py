@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache import ContiguousCache
-from labkit.cache.packed_blocks import _grouped, decode, encode
+from labkit.cache.packed_blocks import decode, encode, grouped
 from labkit.errors import BadRequest
 from labkit.plan.kv_formats import Part
 
@@ -38,7 +38,7 @@ def relative_errors(layers: Sequence[Tensor], part: Part) -> tuple[float, float]
     expected = found = size = 0.0
     for numbers in layers:
         whole = numbers[:, : numbers.shape[1] // part.block * part.block]
-        groups, shared = _grouped(whole[None], part)
+        groups, shared = grouped(whole[None], part)
         step = (groups.amax(shared) - groups.amin(shared)) / ((1 << part.bits) - 1)
         expected += float((step.double().square() / 12).mean())
         held = decode(encode(whole[None], part), part, whole.shape[-1])[0]

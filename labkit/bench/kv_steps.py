@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from labkit.bench.arms import DTYPES
 from labkit.cache import ContiguousCache, KVCache, quantized_cache
 from labkit.errors import BadRequest, whole_number
 from labkit.measure.clock import Timing, interleave
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 from labkit.plan.memory import KVShape
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def made_up(kv_format: str | KVFormat, shape: KVShape, tokens: int, more: int = 8, dtype=torch.bfloat16,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.bench.operators import _copies, _linear
+from labkit.bench.operators import cold_copies, linear_of_ones
 from labkit.formats import get_format, quantize
 from labkit.kernels import native
 from labkit.kernels.native_pack import PackedMatrix
@@ -46,7 +46,7 @@ def ladder(weight: Tensor, format: str = "int4_g32_min") -> dict[str, Rung]:
     numbers = held.dequantize()
     rungs = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        layer = _linear(*weight.shape, dtype, "cpu")
+        layer = linear_of_ones(*weight.shape, dtype, "cpu")
         layer.weight.copy_(numbers)
         rungs[name] = _rung(name, layer.weight.nbytes, layer, dtype)
     plain = Plain(held)
@@ -61,12 +61,12 @@ def ladder(weight: Tensor, format: str = "int4_g32_min") -> dict[str, Rung]:
 
 
 def native_rung(matrix: PackedMatrix) -> Rung:
-    copies = [matrix, *(matrix.copy() for _ in range(_copies(matrix.nbytes) - 1))]
+    copies = [matrix, *(matrix.copy() for _ in range(cold_copies(matrix.nbytes) - 1))]
     return Rung("native", matrix.nbytes, [m.matmul for m in copies], torch.float32)
 
 
 def _rung(name: str, nbytes: int, layer, dtype, call=lambda layer: layer) -> Rung:
-    layers = [layer, *(copy.deepcopy(layer) for _ in range(_copies(nbytes) - 1))]
+    layers = [layer, *(copy.deepcopy(layer) for _ in range(cold_copies(nbytes) - 1))]
     return Rung(name, nbytes, [call(one) for one in layers], dtype)
 
 

@@ -52,7 +52,7 @@ def measure_operators(
     `make(part, rows, columns)` gives a linear layer of "blocks" or "head" (`labkit.bench.recipes`); None: a plain one in
     `dtype`, which is always the dtype of what surrounds the products. `rest`: curves of the same
     shape and dtype with other products, whose attention and step are taken over."""
-    make = make or (lambda part, rows, columns: _linear(rows, columns, dtype, device))
+    make = make or (lambda part, rows, columns: linear_of_ones(rows, columns, dtype, device))
     shapes = fused_products(model)
     rows = [r for r in sizes if r <= max(max_rows, 1)] or [1]
     batches = [b for b in BATCHES if b <= max_batch] or [1]
@@ -104,17 +104,17 @@ def _call(module, x):
     return lambda: module(x)
 
 
-def _copies(layer_bytes: int) -> int:
+def cold_copies(layer_bytes: int) -> int:
     """Copies that together are four times the last-level cache, at least one and at most 64."""
     return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
 
 
 def _layers(shapes, make) -> list[list[nn.Module]]:
     first = [make("blocks", rows, columns) for rows, columns in shapes]
-    return [first, *(copy.deepcopy(first) for _ in range(_copies(tensor_bytes(first)) - 1))]
+    return [first, *(copy.deepcopy(first) for _ in range(cold_copies(tensor_bytes(first)) - 1))]
 
 
-def _linear(rows: int, columns: int, dtype, device) -> nn.Linear:
+def linear_of_ones(rows: int, columns: int, dtype, device) -> nn.Linear:
     """A linear layer of ones: its time does not depend on the numbers, and drawing random ones takes seconds."""
     linear = nn.Linear(columns, rows, bias=False, device="meta", dtype=dtype).to_empty(device=device)
     linear.weight.fill_(1.0)
@@ -181,7 +181,7 @@ def _attention(model: ModelShape, batch: int, tokens: int, keys: int, dtype, dev
     """Append `tokens` and attend to `keys` in each row of a cache of several layers, as a step does."""
     kv = model.kv.layers[0]
     per_layer = max(1, 2 * batch * keys * kv.num_kv_heads * kv.head_dim * dtype.itemsize)
-    layers = min(model.num_layers, _copies(per_layer), max(1, 2**28 // per_layer))
+    layers = min(model.num_layers, cold_copies(per_layer), max(1, 2**28 // per_layer))
     cache = ContiguousCache(
         KVShape.uniform(layers, kv.num_kv_heads, kv.head_dim), batch=batch, capacity=keys, dtype=dtype, device=device
     )

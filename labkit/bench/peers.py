@@ -49,7 +49,7 @@ def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") ->
     if name.startswith("llama.cpp"):
         return _llama_cpp(name, model, context, threads)
     decoder = quantized_peers.quantized_peer(name, folder_of(model), device)
-    return Arm(name, _generate_with(decoder, device), note=f"transformers, {quantized_peers.NOTES[name]}, head in bf16")
+    return Arm(name, timed_generate(decoder, device), note=f"transformers, {quantized_peers.NOTES[name]}, head in bf16")
 
 
 def folder_of(model: str) -> Path:
@@ -69,7 +69,7 @@ def _transformers(name: str, model: str, device) -> Arm:
 
     dtype = torch.bfloat16 if name.endswith("bf16") else torch.float32
     decoder = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=dtype).to(device).eval()
-    return Arm(name, _generate_with(decoder, device), note=f"model.generate, {str(dtype).removeprefix('torch.')}")
+    return Arm(name, timed_generate(decoder, device), note=f"model.generate, {str(dtype).removeprefix('torch.')}")
 
 
 class _Stamps:
@@ -88,7 +88,8 @@ class _Stamps:
         pass
 
 
-def _generate_with(decoder, device):
+def timed_generate(decoder, device):
+    """The run of an arm: a transformers decoder's own `generate`, its tokens stamped as they arrive."""
     import torch
 
     def run(prompt: Sequence[int], count: int) -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from labkit.bench import peers as others
-from labkit.bench.decode import _shown, build, check, report
+from labkit.bench.decode import build, check, report, shown
 from labkit.bench.harness import compare, ratio_lines, table
 from labkit.measure.bandwidth import read_bandwidth, using_threads
 
@@ -50,10 +50,10 @@ def render(result: dict) -> str:
     rows = [
         (
             name,
-            _shown(a["tok_s"], ".0f"),
-            _shown(a["ttft_ms"], ".1f"),
-            f"{_shown(a['ttft_ms_low'], '.1f')}-{_shown(a['ttft_ms_high'], '.1f')}",
-            _shown(a["predicted_ttft_ms"], ".1f"),
+            shown(a["tok_s"], ".0f"),
+            shown(a["ttft_ms"], ".1f"),
+            f"{shown(a['ttft_ms_low'], '.1f')}-{shown(a['ttft_ms_high'], '.1f')}",
+            shown(a["predicted_ttft_ms"], ".1f"),
         )
         for name, a in result["arms"].items()
     ]

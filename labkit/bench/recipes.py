@@ -18,7 +18,7 @@ import torch
 
 from labkit.bench.arms import DTYPES, prompt_ids
 from labkit.bench.harness import Arm, Run, compare
-from labkit.bench.operators import _linear, measure_operators
+from labkit.bench.operators import linear_of_ones, measure_operators
 from labkit.errors import BadRequest
 from labkit.formats import get_format, get_recipe, quantize
 from labkit.generate import generate
@@ -56,7 +56,7 @@ def recipe_operators(
     def make(part: str, rows: int, columns: int):
         format = get_format(getattr(formats, part))
         if format.kind == "float":
-            return _linear(rows, columns, dtype, device)
+            return linear_of_ones(rows, columns, dtype, device)
         # One pattern of numbers is as slow as any other; a ramp keeps every group's scale above zero.
         row = torch.linspace(-1, 1, columns, device=device)
         return QuantizedLinear(quantize(row.expand(rows, columns), format))

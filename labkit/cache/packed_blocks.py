@@ -62,7 +62,7 @@ def folds(part: Part) -> bool:
     return part.axis == "token" and part.group is None
 
 
-def _grouped(numbers: Tensor, part: Part) -> tuple[Tensor, tuple[int, ...]]:
+def grouped(numbers: Tensor, part: Part) -> tuple[Tensor, tuple[int, ...]]:
     """[B, K, T, D] seen in groups, and the dimensions that share a scale."""
     B, K, T, D = numbers.shape
     if part.axis == "token":
@@ -75,7 +75,7 @@ def _grouped(numbers: Tensor, part: Part) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _spread(scale: Tensor, part: Part, B: int, T: int) -> Tensor:
-    """A stored scale [B, heads, entries, width] in the shape that broadcasts over `_grouped`, float32."""
+    """A stored scale [B, heads, entries, width] in the shape that broadcasts over `grouped`, float32."""
     if part.axis == "token":
         return scale.float()[..., None]  # [B, K, T, groups, 1]
     return scale.float()[..., None, :]  # [B, K or 1, T / group, 1, D or 1]
@@ -84,7 +84,7 @@ def _spread(scale: Tensor, part: Part, B: int, T: int) -> Tensor:
 def encode(numbers: Tensor, part: Part) -> dict[str, Tensor]:
     """[B, K, T, D], T a whole number of blocks -> the tensors of `layout`, for these tokens."""
     B, K, T, D = numbers.shape
-    groups, shared = _grouped(numbers.float(), part)
+    groups, shared = grouped(numbers.float(), part)
     if part.code == "nvfp4":
         return _encode_nvfp4(groups, part, D)
     held = {}

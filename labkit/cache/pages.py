@@ -38,7 +38,7 @@ def packed_format(kv_format: str | KVFormat | None) -> KVFormat | None:
     return found
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def copyable(tensor: Tensor) -> Tensor:
     """Bytes as uint8, which every operator can copy."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
@@ -82,7 +82,7 @@ class PagePool(Blocks):
         for name, tensor in self.held[self.home[layer]][side].items():
             blocks, heads, size, width = tensor.shape
             rows = (table * heads + torch.arange(heads, device=self.device)[:, None]).view(-1)  # head by head: one copy
-            found[name] = _plain(tensor).view(blocks * heads, size, -1).index_select(0, rows).view(tensor.dtype)
+            found[name] = copyable(tensor).view(blocks * heads, size, -1).index_select(0, rows).view(tensor.dtype)
             found[name] = found[name].view(heads, -1, width)[:, :length]
         if self.format is None:
             return found["numbers"]
@@ -92,14 +92,14 @@ class PagePool(Blocks):
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         with torch.no_grad():
             for tensor in self.tensors():
-                _plain(tensor)[list(targets)] = _plain(tensor)[list(sources)]
+                copyable(tensor)[list(targets)] = copyable(tensor)[list(sources)]
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         freed = super().release(blocks)
         if freed and self.wipe:
             with torch.no_grad():
                 for tensor in self.tensors():
-                    _plain(tensor)[freed] = 0
+                    copyable(tensor)[freed] = 0
         return freed
 
     def tensors(self) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.cache.paged import PagedCache
-from labkit.cache.pages import PagePool, _plain
+from labkit.cache.pages import PagePool, copyable
 from labkit.cache.prefix_disk import DiskTier, Refused
 from labkit.cache.prefix_entry import Entry, checked_documents, checked_tokens
 from labkit.cache.prefix_identity import Identity
@@ -39,7 +39,7 @@ def about(entry: Entry) -> dict:
 def tensors_of(entry: Entry) -> dict[str, Tensor]:
     """The blocks of the entry in order, layer by layer, copied out of the pool."""
     table = entry.pages.tables[0]
-    return {name: _plain(tensor)[table].view(tensor.dtype) for name, tensor in _named(entry.pages.pool).items()}
+    return {name: copyable(tensor)[table].view(tensor.dtype) for name, tensor in _named(entry.pages.pool).items()}
 
 
 def found_on_disk(disk: DiskTier) -> Iterator[Entry]:
@@ -70,5 +70,5 @@ def fill(disk: DiskTier, entry: Entry, pool: PagePool) -> PagedCache:
     pages.lengths = (blocks * pool.size,)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            _plain(expected[name])[pages.tables[0]] = _plain(tensor).to(pool.device)
+            copyable(expected[name])[pages.tables[0]] = copyable(tensor).to(pool.device)
     return pages

@@ -18,7 +18,7 @@ from math import ceil
 from labkit.errors import BadRequest
 from labkit.plan.kv import LayerKV, kv_bytes
 from labkit.plan.shapes import Matrix, ModelShape
-from labkit.plan.weights import _recipe, matrix_bytes
+from labkit.plan.weights import matrix_bytes, planned_recipe
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def kv_bytes_read(model: ModelShape, index: int, length: int, kv_format: str) ->
 
 def weight_bytes_read(model: ModelShape, rows: int, batch: int, recipe: str) -> float:
     """Every weight once; of experts those that `rows` tokens reach; of the embedding only the rows looked up."""
-    formats = _recipe(recipe)
+    formats = planned_recipe(recipe)
     total = 0.0
     for matrix in model.matrices:
         if matrix.part == "embedding":

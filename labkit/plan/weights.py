@@ -19,7 +19,7 @@ def weight_bytes(model: ModelShape, recipe: str) -> int:
     """Bytes of all weights of `model` in `recipe`: a recipe, a number format (for the blocks), or a GGUF type."""
     if is_gguf(recipe):
         return gguf_bytes(model, recipe)
-    formats = _recipe(recipe)
+    formats = planned_recipe(recipe)
     return sum(matrix_bytes(matrix, formats, model.tied) for matrix in model.matrices)
 
 
@@ -32,7 +32,7 @@ def matrix_bytes(matrix: Matrix, formats, tied: bool = False) -> int:
     return get_format(name).nbytes((matrix.rows, matrix.columns)) * matrix.count
 
 
-def _recipe(name: str):
+def planned_recipe(name: str):
     try:
         return get_recipe(_DTYPE_NAMES.get(name, name))
     except BadRequest as unknown:

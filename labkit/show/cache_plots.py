@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS
-from labkit.show.plots import _finish, in_house_style
+from labkit.show.plots import finish, in_house_style
 
 
 @in_house_style
@@ -20,7 +20,7 @@ def channels_plot(ax, sizes: Sequence[Sequence[float]], *, title: str = "", most
     if not len(sizes) or min(min(row) for row in sizes) < 0:
         raise BadRequest("sizes are drawn, and none may be below 0; give absolute values of at least one token")
     ax.imshow(sizes, cmap="Greys", aspect="auto", vmin=0, vmax=most, interpolation="nearest")
-    _finish(ax, "channel", "token", title)
+    finish(ax, "channel", "token", title)
     ax.grid(visible=False)
 
 
@@ -33,5 +33,5 @@ def attention_plot(ax, weights: Sequence[Sequence[float]], answers: Sequence[int
     ax.plot(answers, range(len(answers)), "s", markersize=7, markerfacecolor="none", markeredgecolor=COLOURS[1],
             clip_on=False)  # fmt: skip
     ax.set_yticks(range(len(answers)), [str(i + 1) for i in range(len(answers))])
-    _finish(ax, "line of the text", "question", title)
+    finish(ax, "line of the text", "question", title)
     ax.grid(visible=False)

@@ -11,7 +11,7 @@ from html import escape
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, FAINT
-from labkit.show.plots import _finish, in_house_style
+from labkit.show.plots import finish, in_house_style
 
 KEPT = "background:#cfe3ef;border-bottom:2px solid #3d8eb9"  # light under dark text: also readable in a dark theme
 OWN = "background:#f6e3b5"
@@ -53,7 +53,7 @@ def pass_plot(ax, passes: Sequence[tuple[int, int]], *, title: str = "") -> None
     ax.bar(x, [1] * len(passes), bottom=kept, color=COLOURS[3], label="the target's own", width=0.8)
     tops = [accepted + 1 for accepted in kept]
     ax.bar(x, wasted, bottom=tops, color="white", edgecolor="#888888", hatch="///", linewidth=0.6, label="drafted in vain", width=0.8)
-    _finish(ax, "target pass", "tokens", title)
+    finish(ax, "target pass", "tokens", title)
     ax.grid(visible=False, axis="x")
     ax.set_ylim(top=max(a + b for a, b in zip(tops, wasted)) * 1.45)
     ax.legend(loc="upper right", ncols=3)

@@ -11,7 +11,7 @@ from math import log
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, DASHES, MARKERS
-from labkit.show.plots import _finish, in_house_style
+from labkit.show.plots import finish, in_house_style
 from labkit.show.tables import short
 
 Point = tuple[float, tuple[float, float, float]]  # bits, (KL, low, high)
@@ -42,7 +42,7 @@ def bits_loss_plot(
         ax.vlines(bits, [max(value, 1e-9) for value in low], high, color=COLOURS[index], linewidth=1.2)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _finish(ax, xlabel, ylabel, title)
+    finish(ax, xlabel, ylabel, title)
     ax.legend(loc="best")
 
 
@@ -68,5 +68,5 @@ def map_plot(
             ax.text(x, y, short(value), ha="center", va="center", color=ink, fontsize=size)
     ax.set_xticks(range(len(columns)), columns, rotation=0 if len(columns) <= 10 else 90)
     ax.set_yticks(range(len(rows)), rows)
-    _finish(ax, xlabel, ylabel, title)
+    finish(ax, xlabel, ylabel, title)
     ax.grid(visible=False)

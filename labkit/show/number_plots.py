@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, INK
-from labkit.show.plots import _finish, in_house_style
+from labkit.show.plots import finish, in_house_style
 
 
 @in_house_style
@@ -27,7 +27,7 @@ def number_line_plot(ax, rows: Mapping[str, Sequence[float]], *, xlabel: str, ti
     ax.set_yticks(range(len(rows)), names)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_xlim(-1.05 * reach, 1.05 * reach)
-    _finish(ax, xlabel, "", title)
+    finish(ax, xlabel, "", title)
     ax.grid(visible=False)
 
 
@@ -42,6 +42,6 @@ def rounding_plot(ax, weights: Sequence[float], held: Sequence[float], grid: Seq
     ax.vlines(places, weights, held, color=COLOURS[1], linewidth=1.6)
     ax.plot(places, weights, "o", markerfacecolor="white", markeredgecolor=INK, markersize=5, label="weight")
     ax.plot(places, held, "o", color=COLOURS[2], markersize=4, label="held")
-    _finish(ax, "position in the group", "weight", title)
+    finish(ax, "position in the group", "weight", title)
     ax.grid(visible=False)
     ax.legend(loc="best")

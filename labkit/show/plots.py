@@ -54,7 +54,7 @@ def band_plot(
             values = [value * scale for value in predicted[name]]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
             ax.plot(x, values, linewidth=1.2, label=f"{name}, predicted", **line)
-    _finish(ax, xlabel, ylabel, title)
+    finish(ax, xlabel, ylabel, title)
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left")
 
@@ -74,7 +74,7 @@ def bar_plot(ax, values: Mapping[str, object], *, xlabel: str, title: str = "", 
     ax.set_yticks(list(rows), names)
     ax.invert_yaxis()
     ax.set_xlim(0, reach * 1.15 or 1.0)
-    _finish(ax, xlabel, "", title)
+    finish(ax, xlabel, "", title)
     ax.grid(visible=False, axis="y")
 
 
@@ -128,7 +128,7 @@ def roofline_plot(
     ax.set_ylim(top=flops / 1e9 * 2)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _finish(ax, "arithmetic intensity [FLOP/B]", "arithmetic reached [GFLOP/s]", title)
+    finish(ax, "arithmetic intensity [FLOP/B]", "arithmetic reached [GFLOP/s]", title)
     ax.legend(loc="lower right")
 
 
@@ -174,7 +174,7 @@ def prediction_plot(
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter(lambda value, _: "")
-    _finish(ax, f"predicted [{unit}]", f"measured [{unit}]", title)
+    finish(ax, f"predicted [{unit}]", f"measured [{unit}]", title)
     ax.legend(loc="upper left")
 
 
@@ -195,7 +195,7 @@ def _same_length(name: str, x: Sequence, points: Sequence) -> None:
         )
 
 
-def _finish(ax, xlabel: str, ylabel: str, title: str) -> None:
+def finish(ax, xlabel: str, ylabel: str, title: str) -> None:
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.set_title(title)

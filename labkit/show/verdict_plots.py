@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.errors import BadRequest
 from labkit.show.figures import COLOURS, INK, MARKERS
-from labkit.show.plots import _finish, in_house_style
+from labkit.show.plots import finish, in_house_style
 
 Dot = tuple[float, float, float]  # difference, low, high
 
@@ -38,7 +38,7 @@ def difference_plot(ax, rows: Sequence[str], series: Mapping[str, Sequence[Dot |
             label = None
     ax.set_yticks(range(len(rows)), rows)
     ax.invert_yaxis()
-    _finish(ax, xlabel, "", title)
+    finish(ax, xlabel, "", title)
     ax.grid(visible=False, axis="y")
     ax.legend(loc="best")
 
@@ -57,5 +57,5 @@ def sample_plot(ax, sizes: Sequence[int], differences: Sequence[float], marked: 
     ax.set_yscale("log")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    _finish(ax, "items that both runs answer", "smallest difference [points]", "")
+    finish(ax, "items that both runs answer", "smallest difference [points]", "")
     ax.legend(loc="lower left")

@@ -71,7 +71,7 @@ def test_the_native_clock_adds_up_to_the_call():
 
 
 def test_bench_kernels_has_the_keys_of_its_command(monkeypatch):
-    monkeypatch.setattr(kernels, "_copies", lambda size: 2)
+    monkeypatch.setattr(kernels, "cold_copies", lambda size: 2)
     monkeypatch.setattr(kernels, "read_bandwidth", lambda device, threads: 1e10)
     result = kernels.run(resolve(tiny_model(**BLOCKS).config), ("fp32", "int4"), rows=2, repeats=2)
     arms = {"torch:fp32", "torch:int4"} | ({"native:int4"} if native.why_not() is None else set())
@@ -84,7 +84,7 @@ def test_bench_kernels_has_the_keys_of_its_command(monkeypatch):
 
 @without_compiler
 def test_every_rung_of_the_ladder_has_the_same_numbers(monkeypatch):
-    monkeypatch.setattr("labkit.bench.ladder._copies", lambda size: 2)
+    monkeypatch.setattr("labkit.bench.ladder.cold_copies", lambda size: 2)
     weight, x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0)), torch.randn(3, 64)
     exact = x @ quantize(weight, "int4_g32_min").dequantize().T
     rungs = ladder(weight)

@@ -51,7 +51,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(decode, "read_bandwidth", lambda device, threads: 1e10)
     monkeypatch.setattr(prefill, "read_bandwidth", lambda device, threads: 1e10)
     monkeypatch.setattr(operators, "BUDGET_S", 0.0)
-    monkeypatch.setattr(operators, "_copies", lambda size: 2)
+    monkeypatch.setattr(operators, "cold_copies", lambda size: 2)
     monkeypatch.setattr(operators, "KEYS", (4, 16))
     monkeypatch.setattr(operators, "ROWS", (1, 8))
 

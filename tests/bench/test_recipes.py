@@ -51,7 +51,7 @@ def test_operators_are_timed_in_the_recipes_own_layers(monkeypatch):
     from labkit.quant import QuantizedLinear
 
     monkeypatch.setattr(operators, "BUDGET_S", 0.0)
-    monkeypatch.setattr(operators, "_copies", lambda layer_bytes: 2)
+    monkeypatch.setattr(operators, "cold_copies", lambda layer_bytes: 2)
     seen = []
     real = operators._layers
     monkeypatch.setattr(operators, "_layers", lambda shapes, make: seen.extend(real(shapes, make)) or real(shapes, make))
