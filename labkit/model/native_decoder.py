@@ -8,9 +8,10 @@ half the bytes), the whole forward is one call; over any other (paged, INT4, win
 through its contract, on the same matrices. The plain `Decoder` is the oracle; `dequantized` makes the one with these weights.
 
 Exactness: weights are the format's own numbers. Integer formats round each 32 activations to 127 steps (KL to float32 of
-the same weights about 0.004 on the default model); bf16 weights meet float32 activations, so only the order of sums
-differs. Rows of a batch, chunks of a prefill and numbers of threads change no bit. The cache is bfloat16 unless asked:
-at 4,096 tokens it is as many bytes as all INT4 weights. It loses where there is no compiler (`why_not`), and on a GPU.
+the same weights about 0.004 on the default model). bf16 weights meet float32 activations: only the order of sums
+differs, but where a CPU's AVX512-BF16 rounds activations to bfloat16, logits are 0.02 to 0.07 from those of `dequantized`.
+Rows of a batch, chunks of a prefill and numbers of threads change no bit. The cache is bfloat16 unless asked: at 4,096
+tokens it is as many bytes as all INT4 weights. It loses where there is no compiler (`why_not`), and on a GPU.
 """
 
 from __future__ import annotations
