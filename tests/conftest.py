@@ -105,3 +105,16 @@ def cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("LABKIT_WHEELS", raising=False)
     monkeypatch.delenv("LABKIT_OFFLINE", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture(params=["best", "portable"])
+def kernel_set(request, monkeypatch):
+    """The native kernels as they run here, and as they run where nothing is known of the CPU."""
+    from labkit.kernels import native
+
+    sets = native.instruction_sets()
+    if native.compiler() is None:
+        pytest.skip("no C++ compiler")
+    if request.param == "portable" and len(sets) == 1:
+        pytest.skip("the portable kernels are the best here")
+    monkeypatch.setenv("LABKIT_NATIVE", "portable" if request.param == "portable" else sets[0])

@@ -233,15 +233,6 @@ def test_latents_and_shared_layers_are_paged_as_they_are_stored():
 
 # ---- attention --------------------------------------------------------------------------------------------------
 
-SETS = native.instruction_sets()
-
-
-@pytest.fixture(params=[SETS[0]] + (["portable"] if len(SETS) > 1 else []))
-def kernel_set(request, monkeypatch):
-    if native.compiler() is None:
-        pytest.skip("no C++ compiler")
-    monkeypatch.setenv("LABKIT_NATIVE", request.param)
-
 
 def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, window=None, sinks=0):
     """Output of the kernel and of the reference over the plain gather, for the newest T tokens of each row."""

@@ -4,18 +4,9 @@ import pytest
 import torch
 
 from labkit.cache import QuantizedCache
-from labkit.kernels import native, packed_kv
+from labkit.kernels import packed_kv
 from labkit.kernels.packed_kv import int8_scores, int8_sums
 from labkit.plan.memory import KVShape
-
-SETS = native.instruction_sets()
-
-
-@pytest.fixture(params=[SETS[0]] + (["portable"] if len(SETS) > 1 else []))
-def kernel_set(request, monkeypatch):
-    if native.compiler() is None:
-        pytest.skip("no C++ compiler")
-    monkeypatch.setenv("LABKIT_NATIVE", request.param)
 
 
 def tensors(B, K, R, D, slots, held):
