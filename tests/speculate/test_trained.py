@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -340,11 +341,15 @@ sys.exit(main(["distill", sys.argv[1], "--texts", "40", "--steps", sys.argv[2], 
 
 def small_pool(put):
     from labkit.speculate import distill
+    from labkit.texts import training_prompts
 
     put(distill, "POOL", {"chat": (40, 8), "code": (8, 8), "edit": (4, 8)})
     put(distill, "MORE", {"chat": (10, 8), "functions": (5, 8)})
     put(distill, "LIBRARY_TOKENS", 500)
     put(distill, "LONGEST", 600)
+    few = training_prompts.names("code", "training")[:60]  # of the library's files: parsing all takes seconds
+    put(training_prompts, "names", lambda kind, part: few)
+    put(training_prompts, "_library_functions", cache(training_prompts._library_functions.__wrapped__))
 
 
 class Bytes:
