@@ -93,7 +93,7 @@ def make_task(name: str, model, limit: int | None = None, **options) -> Task:
 
 
 def run(task: Task, model, path: str | Path | None = None, *, settings: Mapping[str, Any] | None = None,
-        shard: tuple[int, int] = (0, 1), batch: int = 8,
+        shard: tuple[int, int] = (0, 1), batch: int = 16,
         progress: Callable[[str], object] = lambda line: None) -> list[ItemScore]:  # fmt: skip
     """Scores of every item in order; those that the file at `path` holds already are read, not computed.
 
