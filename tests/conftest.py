@@ -107,14 +107,22 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture(params=["best", "portable"])
-def kernel_set(request, monkeypatch):
-    """The native kernels as they run here, and as they run where nothing is known of the CPU."""
+def pytest_generate_tests(metafunc):
+    """Each instruction set takes seconds to compile: this CPU's best and the portable one are tested fast, others slow."""
+    if "instruction_set" in metafunc.fixturenames:
+        from labkit.kernels import native
+
+        here = native.instruction_sets()
+        marks = {name: [] if name in (here[0], "portable") else [pytest.mark.slow] for name in here}
+        metafunc.parametrize("instruction_set", [pytest.param(name, marks=marks[name]) for name in here], indirect=True)
+
+
+@pytest.fixture
+def instruction_set(request, monkeypatch) -> str:
+    """The native kernels run in it; one test for each that this CPU has."""
     from labkit.kernels import native
 
-    sets = native.instruction_sets()
     if native.compiler() is None:
         pytest.skip("no C++ compiler")
-    if request.param == "portable" and len(sets) == 1:
-        pytest.skip("the portable kernels are the best here")
-    monkeypatch.setenv("LABKIT_NATIVE", "portable" if request.param == "portable" else sets[0])
+    monkeypatch.setenv("LABKIT_NATIVE", request.param)
+    return request.param

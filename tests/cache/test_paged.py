@@ -257,7 +257,7 @@ def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, wind
     ([600, 31], 16, 9, 3, 64, 16), ([300, 9], 2, 8, 1, 16, 512), ([33, 2, 1], 3, 5, 5, 8, 1)])
 @pytest.mark.parametrize(("kv_format", "dtype"), [(None, torch.float32), (None, torch.bfloat16), ("int8", torch.float32)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_kernel_gives_what_the_gather_gives(kernel_set, lengths, T, heads, kv_heads, D, size, kv_format, dtype, threads):
+def test_the_kernel_gives_what_the_gather_gives(instruction_set, lengths, T, heads, kv_heads, D, size, kv_format, dtype, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -271,12 +271,12 @@ def test_the_kernel_gives_what_the_gather_gives(kernel_set, lengths, T, heads, k
 
 @pytest.mark.parametrize(("window", "sinks"), [(5, 0), (5, 2), (1, 0), (300, 0), (300, 4), (10_000, 0)])
 @pytest.mark.parametrize("T", [1, 7])
-def test_windows_and_sinks_are_seen_through_tables(kernel_set, window, sinks, T):
+def test_windows_and_sinks_are_seen_through_tables(instruction_set, window, sinks, T):
     out, expected, real = paged_and_dense([700, 30, 301], T, 4, 2, 16, 16, None, torch.float32, window, sinks)
     torch.testing.assert_close(out.transpose(1, 2)[real], expected.transpose(1, 2)[real], atol=1e-5, rtol=1e-5)
 
 
-def test_neither_other_rows_nor_threads_change_a_bit(kernel_set):
+def test_neither_other_rows_nor_threads_change_a_bit(instruction_set):
     alone, _, _ = paged_and_dense([700], 1, 9, 3, 64, 16, None, torch.float32)
     shape = KVShape.uniform(1, 3, 64)
     cache = filled(PagedCache(shape, 1), [700])
@@ -293,7 +293,7 @@ def test_neither_other_rows_nor_threads_change_a_bit(kernel_set):
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-def test_large_scores_and_far_keys_stay_finite(kernel_set):
+def test_large_scores_and_far_keys_stay_finite(instruction_set):
     shape = KVShape.uniform(1, 1, 16)
     cache = PagedCache(shape, 1)
     cache.advance(600)

@@ -17,16 +17,6 @@ FORMATS = ["bf16", "int4_channel", "int4_g32_min", "int4_g64_zp", "int4_g32_sym"
 SHAPES = [(1, 1, False), (50, 70, False), (48, 64, False), (36, 100, True)]  # nothing a multiple of 16 or 32; a pair
 
 
-@pytest.fixture(params=list(native.SETS))
-def instruction_set(request, monkeypatch):
-    if request.param not in native.instruction_sets():
-        pytest.skip(f"this CPU has no {request.param}")
-    if native.compiler() is None:
-        pytest.skip("no C++ compiler")
-    monkeypatch.setenv("LABKIT_NATIVE", request.param)
-    return request.param
-
-
 def rounded(x, format):
     """What the kernels do to activations before an exact product."""
     if format == "bf16":

@@ -20,7 +20,7 @@ def tensors(B, K, R, D, slots, held):
 @pytest.mark.parametrize(("B", "K", "R", "D", "slots", "held"), [
     (1, 3, 3, 64, 200, 256), (2, 2, 7, 16, 33, 33), (1, 1, 1, 48, 1, 4), (2, 4, 20, 128, 513, 600), (1, 2, 2, 80, 256, 256)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_scores_and_sums_are_those_of_the_numbers(kernel_set, B, K, R, D, slots, held, threads):
+def test_scores_and_sums_are_those_of_the_numbers(instruction_set, B, K, R, D, slots, held, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -36,7 +36,7 @@ def test_scores_and_sums_are_those_of_the_numbers(kernel_set, B, K, R, D, slots,
         torch.set_num_threads(before)
 
 
-def test_a_cache_gives_the_same_with_and_without_it(kernel_set, monkeypatch):
+def test_a_cache_gives_the_same_with_and_without_it(instruction_set, monkeypatch):
     outs = []
     for off in (False, True):
         if off:

@@ -33,14 +33,6 @@ class OtherCache(ContiguousCache):
     """A cache that the one call does not know: the layers run one by one."""
 
 
-@pytest.fixture(params=list(native.SETS))
-def instruction_set(request, monkeypatch):
-    if request.param not in native.instruction_sets():
-        pytest.skip(f"this CPU has no {request.param}")
-    monkeypatch.setenv("LABKIT_NATIVE", request.param)
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def without_gradients():
     with torch.inference_mode():
