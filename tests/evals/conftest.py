@@ -18,16 +18,18 @@ def byte_tokenizer(**options):
     return Tokenizer(backend, **options)
 
 
+def byte_model_of(seed: int = 0, chat: bool = True, name: str | None = None, **overrides):
+    from labkit.model.tiny import tiny_model
+
+    model = tiny_model(seed=seed, **{"vocab_size": 256, "max_positions": 8192, **overrides})
+    model.tokenizer = byte_tokenizer(chat_template="<{{ messages[0].content }}>" if chat else None)
+    model.name = name or model.name
+    return model
+
+
 @pytest.fixture
 def make_byte_model():
-    def make(seed: int = 0, chat: bool = True, **overrides):
-        from labkit.model.tiny import tiny_model
-
-        model = tiny_model(seed=seed, **{"vocab_size": 256, "max_positions": 8192, **overrides})
-        model.tokenizer = byte_tokenizer(chat_template="<{{ messages[0].content }}>" if chat else None)
-        return model
-
-    return make
+    return byte_model_of
 
 
 @pytest.fixture

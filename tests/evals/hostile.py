@@ -19,9 +19,10 @@ SECRET = "the-tests-say-10-and-17"
 TEST = f"# {SECRET}\ndef check(candidate):\n    assert candidate(3) == 10\n    assert candidate(4) == 17\n"
 HONEST = "def f(x):\n    return x * x + 1\n"
 SLEEP = f"31415{os.getpid()}"  # seconds: a number that no other run of these tests has
-LIMITS = Limits(timeout_s=1.0, memory_mb=256)
+# How fast this machine is must not matter: what ends by itself has all the time that it could need, the rest a second.
+PATIENT, SHORT = (Limits(timeout_s=timeout_s, memory_mb=256) for timeout_s in (30.0, 1.0))
 
-# name -> (kinds that the failure may have, program)
+# name -> (kinds that the failure may have, program); one that may time out is given a second
 PROGRAMS = {
     # ---- leaving early, hoping that silence is success
     "exit at import": ("exit", "import sys\nsys.exit(0)"),
@@ -54,7 +55,7 @@ PROGRAMS = {
     "recursion": ("exception", "def f(x):\n    return f(x)"),
     "flood of output": ("output", "def f(x):\n    while True: print('passed' * 1000)"),
     "flood on standard error": ("output", "import os\ndef f(x):\n    while True: os.write(2, b'x' * 65536)"),
-    "flood of files": ("exception timeout assertion", "def f(x):\n    for i in range(100_000):\n        with open(f'/tmp/{i}', 'wb') as file: file.write(b'x' * (1 << 20))"),
+    "flood of files": ("exception timeout assertion", "def f(x):\n    for i in range(50_000):\n        with open(str(i), 'wb') as file: file.write(b'x' * (1 << 12))"),
     "flood of open files": ("exception", "import os\ndef f(x):\n    while True: os.open('/dev/null', 0)"),
     # ---- lying about the result
     "equal to everything": ("assertion", "class Yes:\n    __eq__ = lambda self, other: True\n    __hash__ = None\ndef f(x):\n    return Yes()"),
@@ -74,7 +75,7 @@ PROGRAMS = {
     "writes to the host": ("assertion exception", "def f(x):\n    open('{host}/written', 'w').write('x')"),
     "writes everywhere": ("assertion", "import os\ndef f(x):\n    for top in ('/', '/usr', '/usr/lib', '/etc', '/dev', '/dev/shm', '/proc', '/root', '/home', os.path.dirname(os.__file__)):\n        try:\n            open(top + '/written', 'w').write('x')\n            return 10 if x == 3 else 17\n        except OSError: pass"),
     "calls the host": ("assertion exception", "import socket\ndef f(x):\n    socket.create_connection(('127.0.0.1', {port}), timeout=0.5).send(b'x')"),
-    "looks up a name": ("exception assertion", "import socket\ndef f(x):\n    return socket.gethostbyname('localhost.localdomain.example')"),
+    "looks up a name": ("exception assertion timeout", "import socket\ndef f(x):\n    return socket.gethostbyname('localhost.localdomain.example')"),
     "kills its parent": ("exit timeout assertion exception", "import os\ndef f(x):\n    os.kill(os.getppid(), 9)"),
     "kills everybody": ("exit timeout assertion exception", "import os\ndef f(x):\n    os.kill(-1, 9)"),
     "leaves a grandchild behind": ("assertion exception", "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            os.execv('/bin/sleep', ['sleep', '{sleep}'])\n        os._exit(0)\n    time.sleep(0.3)"),
@@ -90,26 +91,26 @@ NEED_WALLS = ("searches the disk for tests", "reads the host", "writes to the ho
 
 
 def judge_all(isolation=None, skip=()) -> tuple[dict[str, Verdict], list[str]]:
-    """Every program with an honest one after every fourth; verdicts, and what went wrong in sentences."""
+    """Every program with an honest one among every three; verdicts, and what went wrong in sentences."""
     wrong = []
     with tempfile.TemporaryDirectory() as host, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(host, 0o777)
         with open(f"{host}/secret", "w") as file:
             file.write(SECRET)
         os.chmod(f"{host}/secret", 0o644)
-        names, samples = [], []
-        for i, (name, (_, program)) in enumerate(x for x in PROGRAMS.items() if x[0] not in skip):
-            port = server.getsockname()[1]
-            for hole, value in {"{host}": host, "{port}": str(port), "{sleep}": SLEEP}.items():
-                program = program.replace(hole, value)
-            samples.append(Sample(program, TEST, "f"))
-            names.append(name)
-            if i % 4 == 0:
-                samples.append(Sample(HONEST, TEST, "f"))
-                names.append(f"honest {i}")
-        began = time.monotonic()
-        verdicts = dict(zip(names, check_all(samples, LIMITS, isolation)))
-        wrong += [f"{len(verdicts)} verdicts for {len(samples)} samples"] if len(verdicts) != len(samples) else []
+        began, verdicts, count = time.monotonic(), {}, 0
+        for limits in (PATIENT, SHORT):
+            samples = {}
+            for name, (kinds, program) in PROGRAMS.items():
+                if name not in skip and ("timeout" in kinds) == (limits is SHORT):
+                    for hole, value in {"{host}": host, "{port}": str(server.getsockname()[1]), "{sleep}": SLEEP}.items():
+                        program = program.replace(hole, value)
+                    if len(samples) % 4 == 0:
+                        samples[f"honest before {name}"] = Sample(HONEST, TEST, "f")
+                    samples[name] = Sample(program, TEST, "f")
+            verdicts |= zip(samples, check_all(list(samples.values()), limits, isolation))
+            count += len(samples)
+        wrong += [f"{len(verdicts)} verdicts for {count} samples"] if len(verdicts) != count else []
         for name, verdict in verdicts.items():
             expected = "passed" if name.startswith("honest") else "failed"
             if verdict.outcome != expected or (expected == "failed" and verdict.kind not in PROGRAMS[name][0].split()):
@@ -122,7 +123,7 @@ def judge_all(isolation=None, skip=()) -> tuple[dict[str, Verdict], list[str]]:
             wrong.append("somebody called the host")
         except TimeoutError:
             pass
-        print(f"{len(PROGRAMS)} hostile programs, {len(samples)} samples, {time.monotonic() - began:.1f} s")
+        print(f"{len(PROGRAMS)} hostile programs, {count} samples, {time.monotonic() - began:.1f} s")
     return verdicts, wrong + left_behind()
 
 

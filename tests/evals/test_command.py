@@ -17,12 +17,7 @@ SHORT = ("--dtype", "fp32", "--max-new-tokens", "4")
 def tiny(monkeypatch, make_byte_model):
     import labkit.model.load
 
-    def load(name="default", **_):
-        model = make_byte_model(vocab_size=256)
-        model.name = name
-        return model
-
-    monkeypatch.setattr(labkit.model.load, "load_model", load)
+    monkeypatch.setattr(labkit.model.load, "load_model", lambda name="default", **_: make_byte_model(name=name))
 
 
 @pytest.fixture

@@ -189,7 +189,8 @@ BUSY = {
 @pytest.mark.parametrize("how", BUSY)
 def test_half_a_second_is_half_a_second(how):
     verdict = min((check(Sample(BUSY[how], TEST, "f"), Limits(timeout_s=0.5)) for _ in range(2)), key=lambda v: v.seconds)
-    assert verdict.kind == "timeout" and 0.5 <= verdict.seconds < 1.0
+    start = check(Sample(HONEST, TEST, "f")).seconds  # of the processes, on this machine
+    assert verdict.kind == "timeout" and 0.5 <= verdict.seconds < 0.5 + 2 * start + 0.4
     assert not hostile.left_behind()
 
 
