@@ -172,11 +172,14 @@ template <int KIND, int NT> static void tile(const Matrix& m, int block, const I
             if constexpr (KIND == BF16) {
 #ifdef BF16_DOTS
                 const int8_t* x = in.codes + slot * 64;
-                EACH2(i, 16)
+                EACH2(i, 16) {
+                    vb a = load<vb>(w + 64 * i), b = load<vb>(w + 64 * i + 64);
+                    asm("" : "+v"(a), "+v"(b));  // in registers: for three tokens GCC would load them three times
                     EACH(t, NT) {
-                        sums[t] = dot2(sums[t], load<vb>(w + 64 * i), load<int32_t>(x + 64 * t + 4 * i));
-                        odd[t] = dot2(odd[t], load<vb>(w + 64 * i + 64), load<int32_t>(x + 64 * t + 4 * i + 4));
+                        sums[t] = dot2(sums[t], a, load<int32_t>(x + 64 * t + 4 * i));
+                        odd[t] = dot2(odd[t], b, load<int32_t>(x + 64 * t + 4 * i + 4));
                     }
+                }
 #else
                 const float* x = in.floats + slot * 32;
                 EACH(i, 16) {
