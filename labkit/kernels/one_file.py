@@ -1,7 +1,8 @@
 """A kernel that is one C++ file: compiled on first use for this CPU, kept in the cache folder, loaded.
 
 Compiler, flags, instruction set and OpenMP library are those of `native.py`. A build is named by a hash of all that
-goes into it and compiled by the same function, so that two processes that build at once both end with a whole file. None where there is no compiler, where it fails, or where LABKIT_NATIVE=off: the plain way then serves.
+goes into it and compiled by the same function, so that two processes that build at once both end with a whole file.
+None where there is no compiler, where it fails, or where LABKIT_NATIVE=off: the plain way then serves.
 """
 
 from __future__ import annotations
