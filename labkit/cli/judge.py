@@ -21,7 +21,7 @@ def quantize(
     model: Model = "default",
     calibration: Annotated[
         int, typer.Option(min=1, help="Sequences of calibration text, where a method reads it.")
-    ] = 64,
+    ] = 96,
     seed: Annotated[int, typer.Option(help="Which calibration text.")] = 0,
     threads: Threads = None,
     as_json: Json = False,
@@ -55,7 +55,7 @@ def quantize(
 
 
 def quantize_in_place(model, recipe, method: str | None, sequences: int, seed: int):
-    """By a recipe and its own method or another; calibration text is code and prose in equal shares."""
+    """By a recipe and its own method or another; calibration text is three parts code and one prose."""
     from labkit.model.folding import fold_map
     from labkit.quant import Calibration, quantize_model
     from labkit.quant.methods import Method
@@ -63,9 +63,6 @@ def quantize_in_place(model, recipe, method: str | None, sequences: int, seed: i
     wanted = Method(method or recipe.method)
     calibration = None
     if wanted.calibrated:
-        from labkit.texts import calibration_text
-
-        text = [calibration_text("code", seed), calibration_text("prose", seed)]
-        calibration = Calibration.from_text(text, model.tokenizer, sequences=sequences, seed=seed)
+        calibration = Calibration.from_library(model.tokenizer, sequences=sequences, seed=seed)
     folds = fold_map(model) if "awq" in wanted.parts else ()
     return quantize_model(model, recipe, wanted, calibration, folds=folds, progress=Steps())

@@ -20,11 +20,11 @@ from labkit.evals.mixed import mixed_formats
 from labkit.evals.quantization_records import FILE
 from labkit.evals.reading import cut
 from labkit.evals.text import TextTask
-from labkit.evals.trial import PartLoss, Trial, Trials, parts_by_depth
+from labkit.evals.trial import PartLoss, Trial, Trials, hidden_states, parts_by_depth
 from labkit.measure.record import Record, RecordWriter
 from labkit.model.load import load_model
 from labkit.quant.calibrate import Calibration, collect
-from labkit.texts import calibration_documents, calibration_text
+from labkit.texts import calibration_documents
 
 WHAT = "quantization.kl"
 ROUNDED = (
@@ -47,9 +47,8 @@ BUDGET, SEEDS = 5.0, (0, 1, 2)
 
 
 def calibration(model, seed: int, sequences: int = SEQUENCES, length: int = LENGTH) -> Calibration:
-    """Code and prose in equal shares, other documents with another seed."""
-    texts = [calibration_text(kind, seed, 400_000) for kind in ("code", "prose")]
-    return Calibration.from_text(texts, model.tokenizer, length, sequences, batch=8, seed=seed)
+    """Three parts code and one prose, other documents with another seed."""
+    return Calibration.from_library(model.tokenizer, length, sequences, seed)
 
 
 def item_of(name: str, seed: int | None, limit: int) -> str:
@@ -105,7 +104,7 @@ def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CAL
                 continue
             text = calibration(model, seed)
             names = [n for n, m in model.layers.named_modules(prefix="layers") if isinstance(m, torch.nn.Linear)]
-            trials.statistics = collect(model, names, text, lambda m, tokens, counts: m.hidden_states(tokens))
+            trials.statistics = collect(model, names, text, hidden_states)
             for format, method in methods:
                 add(format, method, seed, tokens=text.tokens)
             if any(missing(format, method, seed) for format, method in wanted):

@@ -24,7 +24,7 @@ from labkit.evals.reading import Passage, Remembered, device_of, log_probs, plai
 from labkit.evals.text import PassageScore, evaluate, ratio_interval, results, score
 from labkit.formats import dequantize, quantize
 from labkit.model.folding import fold_map
-from labkit.quant.calibrate import InputStatistics
+from labkit.quant.calibrate import Calibration, InputStatistics
 from labkit.quant.methods import Method
 from labkit.quant.recipe import Recipe, layer_of
 from labkit.quant.unpack import unpack_model
@@ -95,14 +95,17 @@ class Trials:
         name: str | None = None,
         overrides: Mapping[str, str] = {},
         statistics: Mapping[str, InputStatistics] | None = None,
+        layerwise: Calibration | None = None,
     ) -> Trial:
+        """`layerwise`: no statistics, but this text, read again after every layer (labkit.quant.sequential)."""
         method = method if isinstance(method, Method) else Method(method)
         start = time.perf_counter()
         model = copy.deepcopy(self.model)
         folds = [f for f in fold_map(model) if layer_of(f.linears[0]) in self.layers] if "awq" in method.parts else ()
         report = quantize_model(
-            model, self.recipe(blocks, overrides), method, folds=folds, kernel="plain",
-            statistics=statistics or self.statistics,
+            model, self.recipe(blocks, overrides), method, layerwise, folds=folds, kernel="plain",
+            statistics=None if layerwise else statistics or self.statistics,
+            blocks=model.layers if layerwise else (), forward=hidden_states,
         )  # fmt: skip
         seconds = time.perf_counter() - start
         scores = evaluate(unpack_model(model), self.passages, self.reference)
@@ -124,6 +127,11 @@ def parts_by_depth(model: nn.Module, depths: int) -> dict[str, tuple[str, ...]]:
             kind = name.split(f".{layer}.", 1)[1]
             found.setdefault(f"{kind} {inside[0]}-{inside[-1]}", []).append(name)
     return {part: tuple(names) for part, names in found.items()}
+
+
+def hidden_states(model: nn.Module, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+    """The forward pass of a calibration: what the blocks read needs no head."""
+    return model.hidden_states(tokens)
 
 
 class _Given(nn.Module):

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from labkit.errors import BadRequest
 
+CODE_TO_PROSE = (3, 1)  # a model calibrated on code alone loses on prose; on equal shares, it loses more on code
+
 
 @dataclass
 class InputStatistics:
@@ -73,16 +75,21 @@ class Calibration:
 
     @classmethod
     def from_text(
-        cls, text: str | Sequence[str], tokenizer, length: int = 256, sequences: int = 96, **kwargs
+        cls,
+        text: str | Sequence[str],
+        tokenizer,
+        length: int = 256,
+        sequences: int = 96,
+        shares: Sequence[int] | None = None,
+        **kwargs,
     ) -> Calibration:
         """Cut a text into sequences of `length` tokens, each of which the model reads from position 0.
 
-        Of several texts (code and prose) each gives an equal share: a model calibrated on code alone loses on prose."""
+        Several texts give sequences as `shares` say, (3, 1) three of the first to one of the second; else equally."""
         texts = [text] if isinstance(text, str) else list(text)
         pieces: list[list[int]] = []
-        for number, one in enumerate(texts):
+        for one, share in zip(texts, split(sequences, shares or [1] * len(texts)), strict=True):
             ids = tokenizer.encode(one)
-            share = sequences // len(texts) + (number < sequences % len(texts))
             cut = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:share]
             if share and not cut:
                 raise BadRequest(
@@ -92,6 +99,17 @@ class Calibration:
             pieces += cut
         return cls(pieces, **kwargs)
 
+    @classmethod
+    def from_library(
+        cls, tokenizer, length: int = 256, sequences: int = 96, seed: int = 0, shares: Sequence[int] = CODE_TO_PROSE
+    ) -> Calibration:
+        """Code and documentation of the running Python's library; `seed` chooses the documents."""
+        from labkit.texts import calibration_text
+
+        characters = max(200_000, 8 * length * sequences)  # a token is four characters or so
+        texts = [calibration_text(kind, seed, characters) for kind in ("code", "prose")]
+        return cls.from_text(texts, tokenizer, length, sequences, shares, source="library", seed=seed)
+
     def batches(self) -> Iterable[tuple[Tensor, list[int]]]:
         """(tokens [B, T] right padded, counts): rows of similar length together."""
         ordered = sorted(self.sequences, key=len)
@@ -99,6 +117,12 @@ class Calibration:
             rows = ordered[start : start + self.batch]
             counts = [len(row) for row in rows]
             yield torch.tensor([row + [0] * (max(counts) - len(row)) for row in rows]), counts
+
+
+def split(total: int, shares: Sequence[int]) -> list[int]:
+    """`total` in whole numbers that go as `shares` do; what is left over goes to the first."""
+    ends = [-(-total * sum(shares[: i + 1]) // sum(shares)) for i in range(len(shares))]
+    return [end - start for start, end in zip([0, *ends], ends)]
 
 
 def collect(

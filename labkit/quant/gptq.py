@@ -35,7 +35,7 @@ def gptq(
     hessian: Tensor,
     *,
     grid: Grid | None = None,
-    damping: float = 0.01,
+    damping: float = 0.05,
     act_order: bool = True,
     static_groups: bool = True,
     name: str = "this layer",

@@ -27,7 +27,7 @@ class Method:
     """Which parts are on, and GPTQ's knobs."""
 
     name: str = "rtn"
-    damping: float = 0.01
+    damping: float = 0.05  # at 3 bits 0.01 loses a tenth more, 0.1 nothing less (default model)
     act_order: bool = True
     static_groups: bool = True
 
@@ -39,7 +39,7 @@ class Method:
             )
         if not 0 <= self.damping <= 1:
             raise BadRequest(
-                f"A damping of {self.damping} was given; it is a share of the Hessian's mean diagonal, 0 to 1 (0.01 is usual)."
+                f"A damping of {self.damping} was given; it is a share of the Hessian's mean diagonal, 0 to 1 (0.01 to 0.1 is usual)."
             )
 
     @property

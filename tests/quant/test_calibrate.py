@@ -5,7 +5,8 @@ import torch
 
 from labkit.errors import BadRequest
 from labkit.model.tiny import tiny_model
-from labkit.quant.calibrate import Calibration, InputStatistics, collect
+from labkit.quant.calibrate import Calibration, InputStatistics, collect, split
+from labkit.texts import calibration_text
 
 NAMES = ["layers.0.attention.qkv", "layers.1.mlp.down", "head"]
 
@@ -64,6 +65,14 @@ def test_empty_calibration_is_refused():
     assert [len(s) for s in made.sequences] == [100] * 4
     both = Calibration.from_text(["a" * 1000, "b" * 1000], Letters(), length=100, sequences=5)
     assert [s[0] for s in both.sequences] == [97, 97, 97, 98, 98]  # neither text crowds the other out
+    uneven = Calibration.from_text(["a" * 1000, "b" * 1000], Letters(), length=100, sequences=5, shares=(3, 1))
+    assert [s[0] for s in uneven.sequences] == [97, 97, 97, 97, 98]
+    library = [Calibration.from_library(Letters(), length=100, sequences=8, seed=seed) for seed in (0, 0, 1)]
+    assert library[0] == library[1] != library[2] and len(library[2].sequences) == 8
+    code = calibration_text("code", 0, 2000).encode()
+    assert [bytes(s) for s in library[0].sequences[:6]] == [code[i : i + 100] for i in range(0, 600, 100)]
+    prose = calibration_text("prose", 0, 2000).encode()
+    assert bytes(library[0].sequences[6]) == prose[:100]
 
 
 def test_a_running_mean_over_many_batches():
@@ -76,3 +85,12 @@ def test_a_running_mean_over_many_batches():
     other = InputStatistics.empty(6)
     other.add(x / scale)
     torch.testing.assert_close(statistics.scaled(scale).hessian, other.hessian)
+
+
+def test_a_number_is_split_without_loss():
+    for total in range(1, 30):
+        for shares in ((1,), (1, 1), (3, 1), (2, 0, 5)):
+            parts = split(total, shares)
+            assert sum(parts) == total and min(parts) >= 0
+            assert all(abs(part - total * share / sum(shares)) < 1 for part, share in zip(parts, shares))
+    assert split(96, (3, 1)) == [72, 24]
