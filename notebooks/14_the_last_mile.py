@@ -259,6 +259,11 @@ table([{"rows": str(rows)} | {
 # Four bits are so few bytes that arithmetic shows first. A draft of four tokens that is
 # verified in one pass (speculative decoding) lives from this table.
 #
+# On a rented machine run this cell again after a while. Two "processors" may at times be
+# two threads of one core: memory is then read as fast, but arithmetic hardly doubles.
+# Where these outputs come from, five rows of a whole INT4 step took 1.3 times as long
+# as one row at some moments and 1.9 times at others, with the same program.
+#
 # ## One file, many machines
 #
 # The packed bytes are the same everywhere, but not every processor has `dot4`.

@@ -6,6 +6,7 @@
     measured                          plain seconds a token / speculative ones, second half, all arms in turns
 
 Where every pass drafts alike this is the textbook formula; look-up drafts in some passes only, so its lengths are a list.
+The halves run in turns too: a shared machine's speed changes within seconds, and a constant must not be of another minute.
 """
 
 from __future__ import annotations
@@ -69,16 +70,15 @@ def predict_and_measure(
     lengths: Mapping[str, int] = LENGTHS,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[Trial]:
-    """Every drafter on every task, predicted before anything of the second half is run."""
+    """Every drafter on every task. A prediction uses nothing of the half that it is held against."""
     trials = []
     for task in tasks:
         on_progress(task)
-        learnt, timed = halves(task, target.tokenizer, count)
-        seen = rounds(target, drafters, learnt, new_tokens, repeats, costs, lengths)
+        both = [ids for pair in zip(*halves(task, target.tokenizer, count)) for ids in pair]
+        runs = rounds(target, drafters, both, new_tokens, repeats, costs, lengths)
+        seen, timed = ({name: [one[half::2] for one in kept] for name, kept in runs.items()} for half in (0, 1))
         plain_s = statistics.median(seconds_a_token(one) for one in seen["plain"])
-        guesses = {name: _guess(sum(seen[name], []), plain_s) for name in drafters}
-        runs = rounds(target, drafters, timed, new_tokens, repeats, costs, lengths)
-        trials += [_trial(name, task, lengths.get(name, FIXED), guesses[name], runs) for name in drafters]
+        trials += [_trial(name, task, lengths.get(name, FIXED), _guess(sum(seen[name], []), plain_s), timed) for name in drafters]
     return trials
 
 

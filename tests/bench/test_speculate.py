@@ -67,6 +67,27 @@ def test_predictions_come_from_the_other_half(tiny):
     assert trial.predicted > 0 and trial.measured.value > 0 and trial.same_tokens
 
 
+def test_a_prediction_uses_nothing_of_the_half_it_is_held_against(tiny, monkeypatch):
+    texts = predicted_speculation.halves("chat", tiny.tokenizer, 2)
+    real, told = predicted_speculation.rounds, predicted_speculation._guess
+    kept, used = {}, []
+
+    def rounds(target, drafters, both, *rest):
+        runs = real(target, drafters, both, *rest)
+        kept.update({id(done): tuple(ids) for one in runs["lookup"] for done, ids in zip(one, both)})
+        return runs
+
+    def guess(completions, plain_s):
+        used.extend(kept[id(done)] for done in completions)
+        return told(completions, plain_s)
+
+    monkeypatch.setattr(predicted_speculation, "rounds", rounds)
+    monkeypatch.setattr(predicted_speculation, "_guess", guess)
+    costs = MeasuredCosts(1.0, (1.0, 1.1), {"lookup": 0.0}, {"lookup": 0.0})
+    predicted_speculation.predict_and_measure(tiny, {"lookup": make_drafter("lookup", tiny)}, ["chat"], costs, count=2, new_tokens=8)
+    assert used == [tuple(ids) for ids in texts[0]]
+
+
 @pytest.mark.real_model
 def test_every_kind_has_prompts_and_they_stay_the_same():
     for kind in KINDS:
