@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
+from labkit.quant.calibrate import device_of
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,6 @@ class Remembered:
         if passage.id not in self.states:
             raise BadRequest(f"The reference was not run on passage {passage.id}; build it from the same passages.")
         return self.states[passage.id], self.head
-
-
-def device_of(model: nn.Module) -> torch.device:
-    return next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
 
 
 def log_probs(states: Tensor, head: nn.Module | None) -> Tensor:

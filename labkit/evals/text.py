@@ -21,14 +21,8 @@ import torch
 from torch import nn
 
 from labkit.errors import BadRequest
-from labkit.evals.reading import (
-    Passage,
-    Remembered,
-    cut,
-    device_of,
-    log_probs,
-    plain_read,
-)
+from labkit.evals.reading import Passage, Remembered, cut, log_probs, plain_read
+from labkit.quant.calibrate import device_of
 
 SLICES = ("code", "prose")
 CHUNK = 128  # tokens whose full distributions are held at once

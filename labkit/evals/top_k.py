@@ -17,7 +17,8 @@ from torch import Tensor
 
 from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
-from labkit.evals.reading import Passage, device_of, log_probs, plain_read
+from labkit.evals.reading import Passage, log_probs, plain_read
+from labkit.quant.calibrate import device_of
 
 
 class TopK:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.evals.reading import Passage, Remembered, device_of, log_probs, plain_read
+from labkit.evals.reading import Passage, Remembered, log_probs, plain_read
 from labkit.evals.text import PassageScore, evaluate, ratio_interval, results, score
 from labkit.formats import dequantize, quantize
 from labkit.model.folding import fold_map
-from labkit.quant.calibrate import Calibration, InputStatistics
+from labkit.quant.calibrate import Calibration, InputStatistics, device_of
 from labkit.quant.methods import Method
 from labkit.quant.recipe import Recipe, layer_of
 from labkit.quant.unpack import unpack_model

@@ -162,8 +162,8 @@ def collect(
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter lies."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    """Where the first parameter lies, or the first buffer of a model that is all packed."""
+    return next((held.device for held in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def read_through(model, calibration: Calibration, forward: Callable | None, handles, counts: list[int] | None = None) -> None:
