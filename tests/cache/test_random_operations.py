@@ -218,7 +218,7 @@ def test_random_operations_equal_rows_kept_as_lists(kind, few_slots):
 def test_thousands_of_random_operations_equal_rows_kept_as_lists(kind, few_slots):
     done = []
 
-    @settings(max_examples=120 if kind.startswith("contiguous") else 40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=120 if kind.startswith("contiguous") else 20, deadline=None, derandomize=True, database=None)
     @given(st.lists(OPERATIONS, min_size=10, max_size=25), st.integers(1, 4))
     def check(operations, batch):
         run(kind, operations, batch)
