@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,22 +203,30 @@ def test_it_reads_and_writes_through_another_cache(own, model):
         assert before != after and after == pytest.approx(before, rel=0.05)
 
 
-def test_samples_do_not_depend_on_what_stands_beside_them(own, model):
+def test_samples_do_not_depend_on_what_stands_beside_them(own, model, monkeypatch):
     task = make(model, samples=3, k=(1, 3), sampling=Sampling(temperature=1.0, seed=5), **SHORT)
     assert [m.name for m in task.metrics if not m.share] == ["bits_per_byte", "pass@1", "pass@3"]
     whole = run(task, model, batch=7)
     assert run(task, model, batch=1, shard=(1, 2)) == whole[1::2]
     texts = [sample["text"] for score in whole for sample in score.details["samples"]]
     assert len(texts) == 21 and len(set(texts)) > 15
+    twins = (PROBLEMS[0], replace(PROBLEMS[0], task_id="Own/twin"))  # one prompt in two places: other draws
+    monkeypatch.setattr(task_file, "humaneval", lambda: twins)
+    first, second = ([sample["text"] for sample in score.details["samples"]] for score in run(task, model))
+    assert not set(first) & set(second)
 
 
-def test_a_record_holds_final_ids_and_its_metrics(own, model):
+def test_a_record_holds_final_ids_and_its_metrics(own, model, monkeypatch):
     (score, *_) = run(make(model, limit=1, **SHORT), model)
     sample = score.details["samples"][0]
     assert model.tokenizer.decode(score.details["prompt_ids"]) == PROBLEMS[0].prompt
     assert model.tokenizer.decode(sample["ids"]).startswith(sample["text"]) and len(sample["ids"]) <= 10
     assert score.metrics["control_right"] == (1.0, 1.0) and score.metrics["control_wrong"] == (0.0, 1.0)
     assert score.metrics["pass@1"] == (0.0, 1.0) and score.details["controls"][0] == ["passed", None]
+    said = Verdict("failed", "exception", "TypeError: <object at 0x7f31c0ffee10> is none")
+    monkeypatch.setattr(task_file, "check_all", lambda samples, limits, workers: [said for _ in samples])
+    (score, *_) = run(make(model, limit=1, **SHORT), model)
+    assert score.details["samples"][0]["message"] == "TypeError: <object at 0x...> is none"  # equal in every run
 
 
 def test_bits_of_the_reference_are_those_of_one_plain_pass(own, model):

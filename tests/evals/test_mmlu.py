@@ -16,7 +16,7 @@ from labkit.evals.task import run
 from labkit.texts.multiple_choice import MMLUItem
 
 ITEMS = tuple(
-    MMLUItem("rivers", i, f"Which river number {i} is long?", ("Nile", f"Rhine {i}", "Loire", "Po"), "ABCD"[i % 4])
+    MMLUItem("rivers", i, f"Which river number {i} is long?", ("Nile", f"Rhine {i}", "Loïre", "Po"), "ABCD"[i % 4])
     for i in range(5)
 ) + (MMLUItem("trees", 0, "Which tree?", ("oak", "ash", "fir", "elm"), "B"),)
 
@@ -35,10 +35,10 @@ def test_the_prompt_of_each_way(byte_model):
     header = "The following are multiple choice questions (with answers) about rivers.\n\n"
     parts, held, _ = MMLU().prompt(reader, item, listed=False)
     assert text_of(byte_model, parts) == f"{header}Question: {item.question}\nAnswer:"
-    assert [byte_model.tokenizer.decode(t) for t in parts.tails] == [" Nile", " Rhine 1", " Loire", " Po"]
+    assert [byte_model.tokenizer.decode(t) for t in parts.tails] == [" Nile", " Rhine 1", " Loïre", " Po"]
     assert byte_model.tokenizer.decode(parts.context[:held]) == header
     parts, _, _ = MMLU().prompt(reader, item, listed=True)
-    assert text_of(byte_model, parts).endswith("A. Nile\nB. Rhine 1\nC. Loire\nD. Po\nAnswer:")
+    assert text_of(byte_model, parts).endswith("A. Nile\nB. Rhine 1\nC. Loïre\nD. Po\nAnswer:")
     assert [byte_model.tokenizer.decode(t) for t in parts.tails] == [" A", " B", " C", " D"]
 
 

@@ -188,9 +188,12 @@ BUSY = {
 @executes
 @pytest.mark.parametrize("how", BUSY)
 def test_half_a_second_is_half_a_second(how):
-    verdict = min((check(Sample(BUSY[how], TEST, "f"), Limits(timeout_s=0.5)) for _ in range(2)), key=lambda v: v.seconds)
     start = check(Sample(HONEST, TEST, "f")).seconds  # of the processes, on this machine
-    assert verdict.kind == "timeout" and 0.5 <= verdict.seconds < 0.5 + 2 * start + 0.4
+    for _ in range(2):  # a busy machine may be late once
+        verdict = check(Sample(BUSY[how], TEST, "f"), Limits(timeout_s=0.5))
+        if verdict.seconds < (allowed := 0.9 + 2 * start):
+            break
+    assert verdict.kind == "timeout" and 0.5 <= verdict.seconds < allowed
     assert not hostile.left_behind()
 
 

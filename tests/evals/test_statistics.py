@@ -69,6 +69,8 @@ def test_verdicts_of_right_and_wrong():
     same = compare_scores(*runs(164, 100, fell=3, rose=1))
     assert same.verdict == "not decidable with n = 164" and same.smallest == 6 / 164
     assert (same.fell, same.rose, same.ties, same.difference) == (3, 1, 160, -2 / 164)
+    assert compare_scores(*runs(164, 100, fell=5)).verdict == "not decidable with n = 164"  # p = 0.0625
+    assert compare_scores(*runs(164, 100, fell=6)).verdict == "worse"  # p = 0.03
     assert compare_scores(*runs(164, 5, fell=5)).verdict == "at the floor"  # five lost of five: p = 0.06
     assert compare_scores(*runs(164, 6, fell=6)).verdict == "worse"
     assert compare_scores(*runs(281, 65, fell=30, rose=10), chance=0.25).verdict == "at the floor"
@@ -125,7 +127,8 @@ def test_the_bootstrap_is_the_normal_interval_where_that_is_right_and_repeats():
     assert found.low == pytest.approx(found.value - half, abs=0.02)
     assert found.high == pytest.approx(found.value + half, abs=0.02)
     assert found == bootstrap(values) != bootstrap(values, seed=1)
-    assert bootstrap([1.0, 9.0], [1.0, 3.0]).value == 2.5  # a ratio of sums, not a mean of ratios
+    found = bootstrap([1.0, 9.0] * 3, [1.0, 3.0] * 3)  # ratios of sums, not means of ratios: (6 + 8 k) / (6 + 2 k) of k nines
+    assert (found.low, found.value, found.high) == (14 / 8, 2.5, 46 / 16)  # k = 0 and k = 6 come once in 64 draws each
 
 
 def test_verdicts_of_values_know_which_way_is_better():
