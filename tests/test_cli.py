@@ -250,6 +250,19 @@ def test_generate_answers_with_its_keys_and_applies_the_chat_template_unless_raw
     assert last_object(capsys.readouterr())["prompt_tokens"] == 5
 
 
+def test_generate_in_a_recipe_and_not_in_two(tiny, capsys, monkeypatch):
+    import labkit.bench.arms
+    import labkit.model.load
+
+    monkeypatch.setattr(labkit.bench.arms, "load_model", labkit.model.load.load_model)
+    assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--recipe", "bf16", "--json"]) == 0
+    assert len(last_object(capsys.readouterr())["tokens"]) <= 5
+    assert main(["generate", "--prompt", "hello", "--recipe", "int4", "--dtype", "bf16"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    assert main(["generate", "--prompt", "hello", "--recipe", "int5000"]) == 2
+    assert "int5000" in capsys.readouterr().err
+
+
 def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json"]) == 0
     text = last_object(capsys.readouterr())["text"]

@@ -19,7 +19,8 @@ def generate(
     model: Model = "default",
     max_new_tokens: Annotated[int, typer.Option(min=0, help="At most so many tokens.")] = 128,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text itself, without the chat template.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    recipe: Annotated[str | None, typer.Option(help="Weights: fp32, bf16, int8, int4 or a format.  [default: fp32]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, instead of a recipe.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens up to this mass.")] = None,
@@ -37,10 +38,12 @@ def generate(
 
     \b
     Example:  labkit generate --prompt "Name three colours." --max-new-tokens 32
-              labkit generate --raw --prompt "def add(a, b):" --json
+              labkit generate --raw --prompt "def add(a, b):" --recipe int4 --json
               labkit generate --prompt "Why is the sea salty?" --drafter int4_g32_zp --draft-length auto
     """
-    dtype = DTYPES.get(dtype, dtype)
+    if recipe and dtype:
+        raise BadRequest(f"--recipe {recipe} and --dtype {dtype} both say how weights are held; give one of them")
+    dtype = DTYPES.get(dtype, dtype) or "float32"
     if dtype not in DTYPES.values():
         raise BadRequest(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES.values())}")
     length = parse_length(draft_length)
@@ -48,12 +51,11 @@ def generate(
 
     from labkit.generate import InvalidLogits, Sampling
     from labkit.generate import generate as run_generate
-    from labkit.model.load import load_model
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     use_threads(threads)
-    loaded = load_model(model, dtype=getattr(torch, dtype), device=device)
+    loaded = _loaded(model, recipe, getattr(torch, dtype), device)
     if loaded.tokenizer is None:
         raise BadRequest(f"model {model!r} has no tokenizer, so it cannot read a prompt; give a folder that has one")
 
@@ -87,6 +89,21 @@ def generate(
         say(f"{done.drafter}: {done.tally.accepted} of {done.tally.drafted} drafted tokens kept in {done.tally.target_passes} passes")
     answer(result, as_json)
     return 0
+
+
+def _loaded(model: str, recipe: str | None, dtype, device: str):
+    """In a recipe, or as a quantised file holds it, on the fastest kernels there are; a plain model in its dtype."""
+    if recipe:
+        from labkit.bench.arms import load
+
+        return load(model, recipe, device, "auto")
+    if model.endswith(".safetensors") and Path(model).is_file():
+        from labkit.model.quantized_file import load_quantized
+
+        return load_quantized(model, dtype=dtype, device=device, kernels="auto")
+    from labkit.model.load import load_model
+
+    return load_model(model, dtype=dtype, device=device)
 
 
 def plan(

@@ -1,6 +1,7 @@
 """A decoder whose stack of layers runs as one call of the native kernels, on packed weights.
 
     fast = accelerate(load_model(), "int4")        recipes bf16, int8, int4, or a format that `kind_of` knows
+    fast = accelerate(load_model("small.safetensors"))    as `labkit quantize` wrote it, in its own formats
     generate(fast, "...")                          as with any Decoder: same call, same caches, float32 logits
 
 One resident copy of the weights serves decode, batches and prefill. Over a contiguous cache, or one in INT8 (`cache="int8"`:
@@ -26,62 +27,48 @@ from torch import Tensor, nn
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.in_dtype import in_dtype
 from labkit.errors import BadRequest
-from labkit.formats import get_recipe, quantize
+from labkit.formats import quantize
 from labkit.formats.tensor import QuantizedTensor
 from labkit.kernels import native
-from labkit.kernels.native_pack import Layer, Model, kind_of
-from labkit.model.config import ModelConfig
+from labkit.kernels.native_pack import Layer, Model
 from labkit.model.decoder import Decoder, last_real
-from labkit.model.native_parts import NativeLinear, pack_into
+from labkit.model.native_parts import NativeLinear, formats_of, lacking, pack_into, why_not
 from labkit.model.native_step import PHASES, finished, kv_kind, step_of
-
-
-def why_not(config: ModelConfig, recipe: str = "int4") -> str | None:
-    """None where `accelerate` works for this shape and recipe here, else one sentence."""
-    formats = get_recipe(recipe)
-    for name in (formats.blocks, formats.head, formats.embedding):
-        if kind_of(name) is None:
-            return f"The native kernels have none for {name}: choose bf16, int8, int4, int4_channel or INT4/INT8 in groups of 32, 64, ..."
-    if config.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
-        return f"The native stack computes llama, mistral, qwen2 and qwen3, not {config.architecture}: use the plain decoder."
-    if config.latent_dim is not None or config.kv_shared is not None:
-        return "The native stack has no latent attention and no shared layers: use the plain decoder."
-    if config.head_dim > 512:
-        return f"The native attention holds heads of up to 512 numbers, not {config.head_dim}: use the plain decoder."
-    return native.why_not()
 
 
 def accelerate(
     model: Decoder,
-    recipe: str = "int4",
+    recipe: str | None = None,
     *,
     kv_dtype: torch.dtype = torch.bfloat16,
     quantizer: Callable[[str, Tensor, str], QuantizedTensor] | None = None,
     consume: bool = False,
 ) -> NativeDecoder:
-    """`model`'s weights, packed in a recipe's formats. `quantizer(name, weight, format)` replaces round-to-nearest.
+    """`model`'s weights, packed in a recipe's formats ("int4" where none is given); a quantised model keeps its own.
 
-    `consume` empties the model matrix by matrix, so that two copies never exist. Raises BadRequest with the reason."""
-    reason = why_not(model.config, recipe)
+    `quantizer(name, weight, format)` replaces round-to-nearest. `consume` empties the model matrix by matrix, so that two
+    copies never exist. Raises BadRequest with the reason."""
+    recipe, formats = formats_of(model, recipe)
+    reason = lacking(formats.values()) or why_not(model.config)
     if reason is not None:
         raise BadRequest(reason)
     if kv_dtype not in (torch.float32, torch.bfloat16):
         raise BadRequest(f"The native attention reads a cache in float32 or bfloat16, not {kv_dtype}: choose one of those.")
     quantizer = quantizer or (lambda name, weight, format: quantize(weight, format))
-    return NativeDecoder(model, recipe, kv_dtype, quantizer, consume)
+    return NativeDecoder(model, recipe, formats, kv_dtype, quantizer, consume)
 
 
 class NativeDecoder(Decoder):
     """Made by `accelerate`. `recipe`, `instruction_set`; everything else as a Decoder."""
 
-    def __init__(self, model: Decoder, recipe: str, kv_dtype: torch.dtype, quantizer, consume: bool):
+    def __init__(self, model: Decoder, recipe: str, formats, kv_dtype: torch.dtype, quantizer, consume: bool):
         with torch.device("meta"):
             super().__init__(model.config)
-        self.recipe, self.kv_dtype = get_recipe(recipe).name, kv_dtype
+        self.recipe, self.kv_dtype = recipe, kv_dtype
         self.spent: ctypes.Array | None = None  # where `spending` gathers seconds
         self.tokenizer, self.source = model.tokenizer, model.source
         self.name, self.revision = model.name, model.revision
-        pack_into(self, model, get_recipe(recipe), quantizer, consume)
+        pack_into(self, model, formats, quantizer, consume)
         self._describe()
         self.eval().requires_grad_(False)
 

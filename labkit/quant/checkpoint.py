@@ -111,8 +111,10 @@ def warn_if_larger(report: QuantizationReport) -> None:
         )
 
 
-def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
-    """Fill a model of the same architecture (its weights are ignored; the meta device is fine) and return it."""
+def load(path: str | Path, skeleton: nn.Module, kernel: str | None = None) -> nn.Module:
+    """Fill a model of the same architecture (its weights are ignored; the meta device is fine) and return it.
+
+    `kernel`: "plain" holds every weight as it lies in the file; None in the form that the file names."""
     from safetensors.torch import load_file
 
     header = read_header(path)
@@ -128,7 +130,7 @@ def load(path: str | Path, skeleton: nn.Module) -> nn.Module:
     for name, layer in ordered:
         if layer["kind"] == "alias":
             continue
-        _install(skeleton, name, layer, tensors, taken, shared, path)
+        _install(skeleton, name, layer if kernel is None else layer | {"kernel": kernel}, tensors, taken, shared, path)
     for name, tensor in tensors.items():
         if name not in taken:
             _assign(skeleton, name, tensor.clone(), path)

@@ -10,10 +10,13 @@ import torch
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.quantized import QuantizedCache
 from labkit.errors import BadRequest
+from labkit.formats import quantize
 from labkit.generate import generate
 from labkit.kernels import native
 from labkit.model.native_decoder import NativeDecoder, accelerate, why_not
 from labkit.model.tiny import tiny_model
+from labkit.quant import quantize_model
+from labkit.quant.linear import QuantizedLinear
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
 MODELS = {
@@ -223,6 +226,35 @@ def test_what_cannot_be_accelerated_is_refused_with_the_reason(monkeypatch):
         accelerate(model, kv_dtype=torch.float16)
     monkeypatch.setenv("LABKIT_NATIVE", "off")
     assert "LABKIT_NATIVE" in why_not(model.config)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4", "int4_g64_zp", "int4_g32_mid", "int4_channel"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_quantised_model_keeps_its_numbers(recipe, tied):
+    """What PyTorch's operators hold, `middle` among it, is what the native kernels then multiply."""
+    model = tiny_model("llama", hidden_size=128, intermediate_size=192, tie_embeddings=tied)
+    quantize_model(model, recipe)
+    fast = accelerate(model)
+    assert fast.recipe == "quantised" and (fast.head.matrix is fast.embed_tokens.matrix) == tied
+    for name in ("layers.0.attention.qkv", "layers.1.mlp.gate_up", "embed_tokens", "head"):
+        theirs = model.get_submodule(name).weight
+        theirs = theirs.quantized().dequantize() if hasattr(theirs, "quantized") else theirs.float()
+        step = (theirs.amax() - theirs.amin()) / 15
+        assert (fast.get_submodule(name).matrix.unpacked() - theirs).abs().max() <= 0.004 * step, name
+    with pytest.raises(BadRequest, match="quantised already.*leave the recipe out"):
+        accelerate(model, "int8")
+
+
+def test_what_a_recipe_left_alone_is_bf16():
+    model = tiny_model("llama", hidden_size=128, intermediate_size=192)
+    alone = model.layers[0].attention.o.weight.detach().clone()
+    quantized = {name: module for name, module in model.named_modules() if name.endswith("mlp.down")}
+    for name, module in quantized.items():
+        model.set_submodule(name, QuantizedLinear(quantize(module.weight, "int4_g32_zp")))
+    fast = accelerate(model)
+    assert torch.equal(fast.layers[0].attention.o.matrix.unpacked(), alone.bfloat16().float())
+    ids = tokens(model, 1, 9)
+    assert kl(fast.dequantized()(ids), fast(ids)) < 0.02
 
 
 def test_the_original_is_untouched_or_consumed_and_nothing_is_held_twice():

@@ -288,6 +288,7 @@ def test_a_place_too_small_is_refused_before(tmp_path):
 
 def test_a_quantised_file_is_a_model_again(tmp_path):
     from labkit.model.load import load_model
+    from labkit.model.native_decoder import why_not
     from labkit.model.quantized_file import load_quantized
 
     transformers = pytest.importorskip("transformers")
@@ -299,6 +300,9 @@ def test_a_quantised_file_is_a_model_again(tmp_path):
     save(model, tmp_path / "small.safetensors", about={"model": str(tmp_path / "original")})
     again = load_model(tmp_path / "small.safetensors")
     assert torch.equal(again(TOKENS), model(TOKENS)) and "small.safetensors" in again.name
+    fast = load_quantized(tmp_path / "small.safetensors", kernels="auto")
+    close = (fast(TOKENS).softmax(-1) - model(TOKENS).softmax(-1)).abs().max()
+    assert close < 0.01 and (why_not(fast.config) is not None or type(fast).__name__ == "NativeDecoder")
     save(model, tmp_path / "orphan.safetensors")
     with pytest.raises(BadRequest, match="does not say which model"):
         load_quantized(tmp_path / "orphan.safetensors")
