@@ -25,7 +25,9 @@ def evaluate(
         str | None, typer.Option(help="For text: another library's quantised model: torchao, torchao-int4, quanto-int4 ...")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items a task; for text, tokens a slice. None: all.")] = None,
-    against: Annotated[Path | None, typer.Option(help="Records of an earlier run (--out), to be compared with.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Records of an earlier run (--out) of the same tasks and options, to be compared with.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Keep every item here; a killed run goes on from it.")] = None,
     slices: Annotated[
         str | None, typer.Option(help="For text: code, prose, reasoning, library, de, es ... joined by commas. None: most.")
@@ -60,11 +62,11 @@ def evaluate(
               labkit eval my_prompts.jsonl --recipe int4
     """
     from labkit.evals.report import compare, flipped, results
-    from labkit.evals.task import make_task, run
+    from labkit.evals.task import make_task, read_scores, run
 
     subject = Subject(model, recipe, method, kv_format, peer, dtype, device, seed)
     subject.check(tasks)
-    earlier = _earlier(tasks, against, out)
+    _check_earlier(tasks, against, out)
     parts = {"shots": shots, "scoring": scoring, "languages": languages, "mode": mode, "slices": slices,
              "budget": max_new_tokens}  # fmt: skip
     for name in tasks:  # before a model is loaded
@@ -78,15 +80,16 @@ def evaluate(
             task = subject.text_task(limit, **options[name])
         else:
             task = make_task(name, loaded, limit, **options[name], **({"reader": subject.reader()} if kv_format else {}))
-        chosen = options[name] | ({"mode": task.mode} if name == "humaneval" else {})  # what the model made of None
-        settings = {**subject.settings(name), "limit": limit, "seed": seed,
-                    **{key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}}  # fmt: skip
+        chosen = options[name] | {key: getattr(task, key) for key in ("mode", "max_new_tokens") if hasattr(task, key)}
+        asked = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
+        before = read_scores(against, task.name, asked) if against else None  # refused where something else was asked
+        settings = {**subject.settings(name), "limit": limit, "seed": seed, **asked}
         scores = run(task, loaded, out, settings=settings, progress=Steps())
         rows += results(task.metrics, task.name, scores, seed)
         notes |= {task.name: list(getattr(task, "notes", ()))}
-        if task.name in earlier:
-            verdicts += compare(task.metrics, task.name, earlier[task.name], scores, seed)
-            flips += [{"task": task.name, **one} for one in flipped(task.metrics, earlier[task.name], scores)]
+        if before:
+            verdicts += compare(task.metrics, task.name, before, scores, seed)
+            flips += [{"task": task.name, **one} for one in flipped(task.metrics, before, scores)]
     result = {"results": rows, "recipe": recipe, "kv_format": subject.kv_name, "peer": peer, "model": subject.name,
               "notes": {task: lines for task, lines in notes.items() if lines}}  # fmt: skip
     if against is not None:
@@ -131,22 +134,21 @@ def _options(name: str, seed: int, shots: int, scoring: str, languages: str, mod
     return length
 
 
-def _earlier(tasks: list[str], against: Path | None, out: Path | None) -> dict:
-    """{task: scores} of the run to compare with."""
+def _check_earlier(tasks: list[str], against: Path | None, out: Path | None) -> None:
+    """Refuse a run to compare with that is not there, holds other tasks, or would be written to."""
     if against is None:
-        return {}
+        return
     if not against.is_file():
         raise BadRequest(f"there is no file {str(against)!r}; --against wants the records that an earlier run wrote with --out")
     if out is not None and out.exists() and out.samefile(against):
         raise BadRequest(f"--out and --against are both {str(out)!r}; write the new run to a file of its own")
-    from labkit.evals.task import read_scores, tasks_in
+    from labkit.evals.task import tasks_in
 
     held = tasks_in(against)
     wanted = [name if not Path(name).suffix else Path(name).stem for name in tasks]
     missing = [name for name in wanted if name not in held]
     if missing:
         raise BadRequest(f"{str(against)!r} holds {', '.join(held) or 'no task'} and not {missing[0]}; run that there first")
-    return {name: read_scores(against, name) for name in wanted}
 
 
 def _table(rows: list[dict]) -> list[str]:

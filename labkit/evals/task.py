@@ -147,7 +147,7 @@ def read_scores(path: str | Path, task: str, settings: Mapping[str, Any] | None 
             if differing:
                 key = differing[0]
                 raise BadRequest(f"{Path(path).name} holds {task} with {key} {about['settings'].get(key)!r}, and this run "
-                                 f"has {settings[key]!r}; write to another file.")  # fmt: skip
+                                 f"has {settings[key]!r}; use another file, or the same options.")  # fmt: skip
             pairs = {name: tuple(pair) for name, pair in about["metrics"].items()}
             found.append(ItemScore(record.item, about["slice"], pairs, record.notes, about["item"], record.n))
     return found

@@ -142,6 +142,7 @@ def test_files_that_do_not_go_together_are_refused(tiny, prompts, tmp_path, caps
         ([prompts, "--limit", "2", "--against", before, "--out", before], "both"),
         ([prompts, "--limit", "2", "--recipe", "int8", "--out", before, *SHORT], "recipe None"),
         ([prompts, "--limit", "3", "--against", before, *SHORT], "differ in 1 items"),
+        ([prompts, "--limit", "2", "--against", before, *SHORT[:2]], "max_new_tokens 4, and this run has 128"),
     ):
         assert main(["eval", *arguments]) == 2
         assert said in capsys.readouterr().err
