@@ -135,9 +135,21 @@ def build(name: str) -> Path:
 
 
 def compile_to(target: Path, source: Path, flags: list[str]) -> str:
-    """Compile `source` and what it includes into a shared library; the first line of the error where that fails, or nothing."""
+    """Compile `source` and what it includes into a shared library; the first line of the error where that fails, or nothing.
+
+    Two processes that want it at once: one compiles, the other waits and finds it."""
+    from labkit.assets.store import lock
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lock(target.stem):
+            return "" if target.is_file() else _compile(target, source, flags)
+    except (OSError, BadRequest) as error:  # a cache folder that cannot be written
+        return str(error)
+
+
+def _compile(target: Path, source: Path, flags: list[str]) -> str:
     command, openmp = compiler(), openmp_library()
-    target.parent.mkdir(parents=True, exist_ok=True)
     # Compiled with OpenMP, linked with torch's library by its path; the loader then finds that one, already loaded.
     link = [openmp] if openmp else ["-fopenmp"]
     attempts = [(["-fopenmp"], link), (["-Xpreprocessor", "-fopenmp"], link), ([], [])]
@@ -147,7 +159,7 @@ def compile_to(target: Path, source: Path, flags: list[str]) -> str:
             error = _run([*command, *flags, *compile_flags, "-c", str(source), "-o", str(compiled)])
             error = error or _run([*command, "-shared", str(compiled), "-o", str(made), *link_flags])
             if not error:
-                os.replace(made, target)  # whole or not there, also when two processes do this at once
+                os.replace(made, target)  # whole or not there, also after a kill
                 break
     return error
 

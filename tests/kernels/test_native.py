@@ -112,6 +112,13 @@ def test_a_failing_build_leaves_no_library_and_one_sentence(monkeypatch, cache_f
     assert not list((cache_folder / "native").iterdir())
 
 
+def test_a_cache_folder_that_cannot_be_written_is_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(native.NotNative, match="did not compile.*file"):
+        native.build("portable")
+
+
 def test_torch_and_the_kernels_share_one_openmp_library():
     if native.why_not() is not None or not Path("/proc/self/maps").exists():
         pytest.skip(native.why_not() or "no /proc here")
