@@ -86,6 +86,8 @@ def test_margins_and_mass_are_those_of_a_plain_pass(byte_model):
     assert score.value("letter_margin") == pytest.approx(nats["letter"][2] - max(nats["letter"][i] for i in wrong), abs=1e-5)
     assert score.value("text_right") == (max(per_byte) == per_byte[2])
     assert score.details["answer"] == "C"
+    signs = [(one.value(f"{way}_margin") > 0, one.value(f"{way}_right") == 1) for one in run(MMLU(), byte_model) for way in nats]
+    assert set(signs) == {(True, True), (False, False)}
 
 
 def test_scores_that_say_nothing_are_an_error_and_not_an_a(byte_model):
