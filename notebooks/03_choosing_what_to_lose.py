@@ -92,7 +92,7 @@ from labkit.show.figures import canvas, figure, run_folder
 from labkit.show.loss_plots import bits_loss_plot, map_plot
 from labkit.show.plots import bar_plot
 from labkit.show.tables import table
-from labkit.texts import calibration_documents, calibration_text
+from labkit.texts import calibration_documents
 
 # %%
 if threads:
@@ -205,14 +205,14 @@ table([{"format": "int4_g32_min", "bits all-in": f"{own.bits:.2f}",
 #
 # So all that must be known of a text is *H*, one matrix a layer. `collect` runs a
 # calibration text through the model and adds *H* up. Calibration text is the standard
-# library's code and documentation; it shares no line with the texts we score.
+# library's code and documentation, three to one; it shares no line with the texts we
+# score.
 
 # %%
 some = tuple(range(every // 2, L, every))
 KINDS = ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
 names = [f"layers.{i}.{kind}" for i in some for kind in KINDS]
-text = [calibration_text("code"), calibration_text("prose")]
-calibration = Calibration.from_text(text, decoder.tokenizer, length, sequences)
+calibration = Calibration.from_library(decoder.tokenizer, length, sequences)
 statistics = collect(decoder, names, calibration)
 print(f"layers {some}; {calibration.tokens} tokens in {sequences} sequences")
 for name in names[:4]:
