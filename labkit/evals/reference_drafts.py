@@ -26,7 +26,7 @@ from labkit.speculate.prune import Pruned, influence, pruned, pruned_agreement, 
 from labkit.texts import calibration_text
 
 TEXTS, TOKENS, LAYERS, SCORED = 2304, 512, 4, 4096
-STEPS = {"medusa": 400, "pruned": 400}
+STEPS = {"medusa": 250, "pruned": 250}
 
 
 def passages_of(target: Decoder, scored: int = SCORED) -> list:
