@@ -28,8 +28,8 @@ from labkit.texts import calibration_documents
 
 WHAT = "quantization.kl"
 ROUNDED = (
-    "int8_channel", "int6_g64_zp", "int5_g64_zp", "int5_channel", "int4_g16_zp", "int4_g32_zp", "int4_g64_zp",
-    "int4_channel", "int3_g64_zp", "int4_g32_min",
+    "int8_channel", "int6_g64_zp", "int5_g64_zp", "int5_g128_zp", "int5_channel", "int4_g16_zp", "int4_g32_zp",
+    "int4_g64_zp", "int4_channel", "int3_g64_zp", "int4_g32_min",
 )  # fmt: skip
 CALIBRATED = (
     ("int3_g64_zp", "awq+gptq"),

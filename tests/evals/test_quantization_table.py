@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from labkit.evals import quantization_table as tables
-from labkit.evals.mixed import by_output_error, exchanges, refine
+from labkit.evals.mixed import by_output_error
 from labkit.evals.quantization_records import recorded, rows
 from labkit.evals.reading import Passage
-from labkit.evals.trial import PartLoss, parts_by_depth
-from labkit.formats import get_format
+from labkit.evals.trial import PartLoss
 from labkit.measure.record import read_records
 from labkit.model.tiny import tiny_model
 from labkit.quant import Calibration, collect
@@ -86,30 +84,3 @@ def test_output_errors_estimate_what_measuring_every_format_would_say():
         for format in ("int4_g32_zp", "int5_g64_zp", "int6_g64_zp"):
             assert 0.5 < estimate({part: format}) / loss({part: format}) < 2
         assert estimate({part: "int6_g64_zp"}) < estimate({part: "int5_g64_zp"}) < estimate({part: "int4_g64_zp"})
-
-
-def test_a_gradient_foretells_exchanges_in_place_and_refining_lowers_the_kl():
-    model = tiny_model(hidden_size=64, intermediate_size=128)
-    text = tuple((7 * i + i * i) % 60 + 1 for i in range(60))
-    parts = parts_by_depth(model, len(model.layers))
-    loss = PartLoss(model, [Passage("a", "code", text, 60)], parts)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    formats = ("int4_g64_zp", "int5_g64_zp", "int6_g64_zp")
-    alone = {part: {c: loss({part: c}) for c in formats} for part in parts}
-    start = {part: "int5_g64_zp" for part in parts}
-    kl, changes = exchanges(loss, start, alone)
-    assert kl == pytest.approx(loss(start), rel=1e-4)
-    for part in list(parts)[:4]:
-        real = loss(start | {part: "int4_g64_zp"}) - kl
-        assert changes[part]["int4_g64_zp"] == pytest.approx(real, rel=0.5, abs=0.1 * kl) and changes[part][start[part]] == 0
-    budget = bits_of(loss, start)
-    found = refine(loss, start, alone, budget, rounds=4, moves=4)
-    assert loss(found) < kl and bits_of(loss, found) <= budget and found.keys() == start.keys()
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    assert refine(loss, start, alone, budget, rounds=1) == start
-
-
-def bits_of(loss, formats):
-    shapes = loss.shapes()
-    total = sum(8 * get_format(format).nbytes(shapes[part]) for part, format in formats.items())
-    return total / sum(a * b for a, b in shapes.values())
