@@ -54,6 +54,23 @@ def test_a_recipe_is_held_against_the_model_as_it_is(tiny, capsys):
     assert {row["metric"]: row["value"] for row in result["results"]}["kl"] > 0 and result["kv_format"] == "int4_kivi"
 
 
+def test_items_are_read_and_written_through_a_kv_format(tiny, prompts, capsys):
+    bits = {}
+    for kv_format in (None, "int8", "int4"):
+        options = ["--kv-format", kv_format] if kv_format else []
+        assert main(["eval", "mmlu", prompts, "--limit", "2", "--scoring", "text,generated", "--json", *SHORT, *options]) == 0
+        result = answered(capsys)
+        rows = {(row["task"], row["metric"]): row for row in result["results"] if row["slice"] == "all"}
+        assert all((row["errors"], row["n"]) == (0, 2) for row in rows.values())
+        assert {"text_margin", "generated_right"} <= {m for t, m in rows if t == "mmlu"} and ("mine", "right") in rows
+        bits[kv_format] = [rows[task, "bits_per_byte"]["value"] for task in ("mmlu", "mine")]
+    assert result["kv_format"] == "int4_kivi"
+    for exact, eight, four in zip(bits[None], bits["int8"], bits["int4"]):
+        assert eight == pytest.approx(exact, rel=0.01) and four == pytest.approx(exact, rel=0.1)
+    exact, eight, four = (bits[kv_format][0] for kv_format in bits)  # MMLU's prompts are longer than the tail kept as it is
+    assert 1e-6 < abs(eight - exact) < abs(four - exact), bits
+
+
 def test_a_run_is_kept_resumed_and_compared(tiny, prompts, tmp_path, capsys):
     before, after = str(tmp_path / "before.jsonl"), str(tmp_path / "after.jsonl")
     command = ["eval", prompts, *SHORT, "--json"]
