@@ -40,6 +40,7 @@ CALIBRATED = (
     ("int4_g64_zp", "awq+clip"),
     ("int3_g64_zp", "awq+gptq+clip"),
 )
+LAYER_BY_LAYER = (("int3_g64_zp", "awq+gptq"),)  # the text is read anew after every layer (labkit.quant.sequential)
 # With the first seed only: a mixed recipe, with and without a method, and what it stands against.
 AT_FIVE = (("mixed", "rtn"), ("mixed", "awq+gptq+clip"), ("int5_g64_zp", "awq+gptq+clip"))
 SEQUENCES, LENGTH = 96, 256
@@ -89,20 +90,23 @@ def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CAL
         def missing(format: str, method: str, seed: int | None) -> bool:
             return not writer.done(WHAT, item_of(f"{format} {method}", seed, limit))
 
-        def add(format: str, method: str, seed: int | None, overrides=None, **details) -> None:
-            if missing(format, method, seed):
+        def add(format: str, method: str, seed: int | None, overrides=None, layerwise=None, **details) -> None:
+            said = f"{method}, layer by layer" if layerwise else method
+            if missing(format, said, seed):
                 base = "int4_g64_zp" if overrides else format
-                trial = trials.run(base, method, name=f"{format} {method}", overrides=overrides or {})
-                writer.write(record_of(trial, model, limit, seed, **details))
-                print(f"{format} {method}, seed {seed}", flush=True)
+                name = f"{format} {said}"
+                trial = trials.run(base, method, name=name, overrides=overrides or {}, layerwise=layerwise)
+                writer.write(record_of(trial, model, limit, seed, method=said, **details))
+                print(f"{name}, seed {seed}", flush=True)
 
         for format in ROUNDED:
             add(format, "rtn", None)
+        texts = {seed: calibration(model, seed) for seed in seeds}
         for seed in seeds:
             wanted = (*methods, *(AT_FIVE if seed == seeds[0] else ()))
             if not any(missing(format, method, seed) for format, method in wanted):
                 continue
-            text = calibration(model, seed)
+            text = texts[seed]
             names = [n for n, m in model.layers.named_modules(prefix="layers") if isinstance(m, torch.nn.Linear)]
             trials.statistics = collect(model, names, text, hidden_states)
             for format, method in methods:
@@ -112,6 +116,9 @@ def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CAL
                 for format, method in AT_FIVE:
                     chosen = formats if format == "mixed" else None
                     add(format, method, seed, chosen, tokens=text.tokens, formats=chosen)
+        for seed in seeds:
+            for format, method in LAYER_BY_LAYER:
+                add(format, method, seed, layerwise=texts[seed], tokens=texts[seed].tokens)
 
 
 if __name__ == "__main__":

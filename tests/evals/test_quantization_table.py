@@ -26,6 +26,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tables, "calibration", lambda m, seed: Calibration([[1, 2, 3, seed + 4, 9]], seed=seed))
     monkeypatch.setattr(tables, "cut", lambda documents, kind, *rest: passages((kind,)))
     monkeypatch.setattr(tables, "ROUNDED", ("int4_g64_zp", "int8_channel"))
+    monkeypatch.setattr(tables, "LAYER_BY_LAYER", (("int4_g64_zp", "gptq"),))
     return model
 
 
@@ -35,8 +36,9 @@ def test_every_trial_is_recorded_once_with_its_bits_and_its_seed(tiny, tmp_path)
     tables.run(path, (0, 1), 64, methods=methods)
     records = list(read_records(path))
     tables.run(path, (0, 1), 64, methods=methods)
-    assert len(records) == len(list(read_records(path))) == 2 + 2 * 2 + len(tables.AT_FIVE)
+    assert len(records) == len(list(read_records(path))) == 2 + 2 * (2 + 1) + len(tables.AT_FIVE)
     assert {r.seed for r in records} == {None, 0, 1} and all(r.value >= 0 and r.n == 4 * 26 for r in records)
+    assert [r.seed for r in records if r.details["method"] == "gptq, layer by layer"] == [0, 1]
     mixed = [r for r in records if r.details["format"] == "mixed"]
     assert [r.details["method"] for r in mixed] == ["rtn", "awq+gptq+clip"]
     for record in mixed:
@@ -55,7 +57,7 @@ def test_rows_sum_up_over_seeds_and_compare_with_rounding(tiny, tmp_path):
     assert gptq.kl["code"] == (sum(mine) / 2, min(mine), max(mine))
     assert gptq.of_rounding["code"][1] == pytest.approx(min(mine) / rounded.kl["code"][0])
     tables.run(path, (0,), 99, methods=(("int4_g64_zp", "gptq"),))  # "longer" text: trials of their own
-    assert len(list(read_records(path))) == 2 * len(records) - 1
+    assert len(list(read_records(path))) == 2 * len(records) - 2  # one seed less
     longer = [replace(r, n=2 * r.n, value=0.0) for r in records if r.seed == 0 and r.details["method"] == "gptq"]
     (one,) = [row for row in rows([*records, *longer]) if row.method == "gptq"]
     assert (one.seeds, one.n, one.of_rounding) == (1, 2 * records[0].n, {})
