@@ -1,6 +1,6 @@
 """What else could have been trained for the same target: Medusa heads and four kept layers, on the shipped draft's answers.
 
-    python -m labkit.evals.reference_drafts            about 20 minutes of one core; goes on where it was stopped
+    python -m labkit.evals.reference_drafts            about 10 minutes of one core; goes on where it was stopped
 
 Notebook 08 trains both for a moment and shows these longer runs beside it. Their scores go into the shipped draft's record;
 the weights are not kept. `text` of the four layers is what they are worth as a replacement of the target.
@@ -26,7 +26,7 @@ from labkit.speculate.prune import Pruned, influence, pruned, pruned_agreement, 
 from labkit.texts import calibration_text
 
 TEXTS, TOKENS, LAYERS, SCORED = 2304, 512, 4, 4096
-STEPS = {"medusa": 250, "pruned": 250}
+STEPS = {"medusa": 150, "pruned": 150}
 
 
 def passages_of(target: Decoder, scored: int = SCORED) -> list:
