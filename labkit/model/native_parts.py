@@ -69,7 +69,8 @@ def format_held(module: nn.Module) -> NumberFormat | None:
     if not isinstance(module.weight, PackedWeight | QuantizedTensor):
         return None
     format = module.weight.format
-    return get_format(f"int4_g{format.group_size}_min") if format.offset == "middle" else format
+    grouped_middle = format.offset == "middle" and format.sharing == "group"
+    return get_format(f"int{format.bits}_g{format.group_size}_min") if grouped_middle else format
 
 
 def formats_of(model: Decoder, recipe: str | None) -> tuple[str, dict[str, NumberFormat]]:
@@ -88,13 +89,13 @@ def formats_of(model: Decoder, recipe: str | None) -> tuple[str, dict[str, Numbe
 
 
 def held_by(module: nn.Module) -> QuantizedTensor:
-    """What a quantised module holds, in that format. `(code - 8) * scale + middle` becomes `code * scale + minimum`, and the
-    minimum is rounded to float16: 0.4 % of a step."""
+    """What a quantised module holds, in that format. `(code - half the range) * scale + middle` becomes `code * scale + minimum`,
+    and the minimum is rounded to float16: 0.4 % of a step of INT4."""
     held = module.weight.quantized() if isinstance(module.weight, PackedWeight) else module.weight
     if held.format.offset != "middle":
         return held
     scale = held.grid().scale.float()
-    minimum = (held.grid().offset.float() - 8 * scale).half()
+    minimum = (held.grid().offset.float() - (1 << held.format.bits - 1) * scale).half()
     return from_codes(held.unpacked_codes(), Grid(format_held(module), scale.half(), minimum), held.shape)
 
 

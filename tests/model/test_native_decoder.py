@@ -228,7 +228,7 @@ def test_what_cannot_be_accelerated_is_refused_with_the_reason(monkeypatch):
     assert "LABKIT_NATIVE" in why_not(model.config)
 
 
-@pytest.mark.parametrize("recipe", ["int8", "int4", "int4_g64_zp", "int4_g32_mid", "int4_channel"])
+@pytest.mark.parametrize("recipe", ["int8", "int4", "int4_g64_zp", "int4_g32_mid", "int8_g32_mid", "int4_channel"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_quantised_model_keeps_its_numbers(recipe, tied):
     """What PyTorch's operators hold, `middle` among it, is what the native kernels then multiply."""
@@ -243,6 +243,14 @@ def test_a_quantised_model_keeps_its_numbers(recipe, tied):
         assert (fast.get_submodule(name).matrix.unpacked() - theirs).abs().max() <= 0.004 * step, name
     with pytest.raises(BadRequest, match="quantised already.*leave the recipe out"):
         accelerate(model, "int8")
+
+
+@pytest.mark.parametrize("format", ["int2_g32_mid", "int3_g32_mid", "int5_g32_mid", "int8_channel_mid"])
+def test_a_middle_that_no_kernel_reads_is_refused_and_never_misread(format):
+    model = tiny_model("llama", hidden_size=128, intermediate_size=192)
+    quantize_model(model, format)
+    with pytest.raises(BadRequest, match="native kernels have none"):
+        accelerate(model)
 
 
 def test_what_a_recipe_left_alone_is_bf16():
