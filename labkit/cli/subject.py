@@ -87,9 +87,11 @@ class Subject:
                 "dtype": self.arithmetic(task), "device": self.device}  # fmt: skip
 
     def plain(self):
-        """The model as it is, in float32."""
+        """The model as it is, in float32; a quantised file's numbers too are multiplied so."""
         if self._plain is None:
-            self._plain = load_reference(self.source, self.device)
+            from labkit.quant.unpack import unpack_model
+
+            self._plain = unpack_model(load_reference(self.source, self.device))
             self.name = self._plain.name
         return self._plain
 

@@ -54,6 +54,21 @@ def test_a_recipe_is_held_against_the_model_as_it_is(tiny, capsys):
     assert {row["metric"]: row["value"] for row in result["results"]}["kl"] > 0 and result["kv_format"] == "int4_kivi"
 
 
+def test_a_quantised_file_is_scored_on_its_own_numbers_in_either_arithmetic(make_byte_model, prompts, monkeypatch, capsys):
+    import labkit.model.load
+    from labkit.quant import quantize_model
+
+    def small(name="default", **_):
+        model = make_byte_model(name=name)
+        quantize_model(model, "int8")
+        return model
+
+    monkeypatch.setattr(labkit.model.load, "load_model", small)
+    for dtype in ("fp32", "bf16"):
+        assert main(["eval", prompts, "--model", "small.safetensors", "--dtype", dtype, "--max-new-tokens", "4", "--json"]) == 0
+        assert answered(capsys)["results"]
+
+
 def test_items_are_read_and_written_through_a_kv_format(tiny, prompts, capsys):
     bits = {}
     for kv_format in (None, "int8", "int4"):
