@@ -25,12 +25,13 @@ from labkit.assets import cache_dir
 from labkit.errors import BadRequest
 from labkit.model.decoder import Decoder
 from labkit.model.native_decoder import accelerate, why_not
+from labkit.model.native_parts import format_held
 from labkit.speculate.chain import acceptance, chain_loss
 from labkit.speculate.corpus import Job, Text, generate_corpus
 from labkit.speculate.fit import Progress, Training, fit
 from labkit.speculate.hidden_net import fitted_start
 from labkit.speculate.medusa import MedusaNet, head_agreement, medusa_loss
-from labkit.speculate.trained import save_draft
+from labkit.speculate.trained import check_output, save_draft
 
 POOL = {"chat": (2800, 112), "code": (760, 128), "edit": (520, 144)}  # prompts, new tokens each
 MORE = {"chat": (1200, 112), "functions": (1200, 112), "edit": (400, 144)}  # behind it, of another seed
@@ -124,6 +125,9 @@ def distill(
     Goes on where a killed run of the same recipe stood. Raises BadRequest before any work where it cannot be done."""
     if file.suffix != ".safetensors":
         raise BadRequest(f"{str(file)!r} is not a .safetensors file; choose such a name for the draft.")
+    check_output(file)
+    if any(format_held(module) for module in (target.embed_tokens, target.head, *target.layers.modules()) if hasattr(module, "weight")):
+        raise BadRequest(f"{target.name} is quantised and a draft is trained on plain weights; give the model it was made from.")
     if target.tokenizer is None:
         raise BadRequest("The prompts are text and this model has no tokenizer; load one that has.")
     started = time.monotonic()

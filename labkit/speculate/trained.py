@@ -7,6 +7,7 @@ that comes with labkit; its recipe, training record and acceptance lie beside it
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -28,6 +29,25 @@ def save_draft(net: Lent, path: Path, about: dict | None = None) -> int:
     kind = next(name for name, (made, _) in KINDS.items() if type(net) is made)
     tensors = {name: held.bfloat16() if held.dim() > 1 else held for name, held in net.state_dict().items()}
     return save_tensors(path, tensors, {"kind": kind, "about": json.dumps(about or {})})
+
+
+def check_output(path: Path) -> None:
+    """Refuse before hours are spent: a place that cannot be written, or a file that is no draft and so not ours to replace."""
+    if path.is_dir():
+        raise BadRequest(f"{path} is a folder; give the name of a file to write.")
+    if path.exists() and _kind(path) not in KINDS:
+        raise BadRequest(f"{path} exists and is not a draft made by `labkit distill`, so it is not replaced; choose another name.")
+    there = next(folder for folder in path.resolve().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadRequest(f"{there} is not a folder that can be written to; choose another place for {path.name}.")
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("kind")
+    except (OSError, SafetensorError):
+        return None
 
 
 def load_draft(path: str | Path, target) -> Drafter:

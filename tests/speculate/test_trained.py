@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from labkit.assets.whole import save_tensors
 from labkit.errors import BadRequest
 from labkit.generate import Sampling
 from labkit.generate import generate as plain
 from labkit.model.tiny import tiny_model
+from labkit.quant import quantize_model
 from labkit.speculate import LookupFirst, generate, load_draft
 from labkit.speculate.chain import acceptance, chain_loss, chains
 from labkit.speculate.corpus import Job, Text, generate_corpus
+from labkit.speculate.distill import Recipe, distill
 from labkit.speculate.fit import Training, fit
 from labkit.speculate.hidden_net import HiddenStateNet, fitted_start
 from labkit.speculate.hidden_state import HiddenState
@@ -431,3 +434,24 @@ def test_a_distillation_that_was_killed_goes_on_to_the_same_file(tmp_path):
 
     one, two = load_file(tmp_path / "whole.safetensors"), load_file(tmp_path / "killed.safetensors")
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("there", ["model", "folder", "text"])
+def test_what_is_no_draft_is_not_replaced_and_that_is_said_before_any_work(tmp_path, there):
+    file = tmp_path / "mine.safetensors"
+    if there == "folder":
+        file.mkdir()
+    elif there == "text":
+        file.write_text("mine")
+    else:
+        save_tensors(file, {"weight": torch.ones(2)})
+    with pytest.raises(BadRequest, match="is a folder" if there == "folder" else "not replaced; choose another name"):
+        distill(tiny_model(), file, Recipe())
+    assert there == "folder" or file.stat().st_size
+
+
+def test_a_draft_of_a_quantised_model_is_refused_before_any_work(tmp_path):
+    model = tiny_model(hidden_size=64, intermediate_size=64)
+    quantize_model(model, "int8")
+    with pytest.raises(BadRequest, match="plain weights; give the model it was made from"):
+        distill(model, tmp_path / "draft.safetensors", Recipe())
