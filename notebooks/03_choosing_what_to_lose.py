@@ -522,7 +522,7 @@ table([
 # %% [markdown]
 # What measuring buys is a fraction of a bit. The mixed recipe at 5.0 bits loses far
 # less than `int5_channel` at 5.02, about a tenth less than `int5_g128_zp` at 5.19
-# (paired, 0.91 [0.84, 1.03]), and a seventh more than `int5_g64_zp` at 5.33, although
+# (point estimates), and a seventh more than `int5_g64_zp` at 5.33, although
 # by the sum of losses it should have lost a little less than that one too. It is the
 # *sum* that fails. Measured again on other text, the parts' losses hold. But errors
 # add up or cancel from layer to layer: together, those of the mixed recipe cost 11 %
