@@ -43,8 +43,8 @@ def generate(
     """
     if recipe and dtype:
         raise BadRequest(f"--recipe {recipe} and --dtype {dtype} both say how weights are held; give one of them")
-    dtype = DTYPES.get(dtype, dtype) or "float32"
-    if dtype not in DTYPES.values():
+    dtype = DTYPES.get(dtype, dtype)
+    if dtype not in (None, *DTYPES.values()):
         raise BadRequest(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES.values())}")
     length = parse_length(draft_length)
     import torch
@@ -55,7 +55,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
     use_threads(threads)
-    loaded = _loaded(model, recipe, getattr(torch, dtype), device)
+    loaded = _loaded(model, recipe, dtype, device)
     if loaded.tokenizer is None:
         raise BadRequest(f"model {model!r} has no tokenizer, so it cannot read a prompt; give a folder that has one")
 
@@ -91,19 +91,22 @@ def generate(
     return 0
 
 
-def _loaded(model: str, recipe: str | None, dtype, device: str):
-    """In a recipe, or as a quantised file holds it, on the fastest kernels there are; a plain model in its dtype."""
+def _loaded(model: str, recipe: str | None, dtype: str | None, device: str):
+    """In a recipe, or as a quantised file holds it, on the fastest kernels there are unless a dtype is asked for."""
     if recipe:
         from labkit.bench.arms import load
 
         return load(model, recipe, device, "auto")
+    import torch
+
+    chosen = getattr(torch, dtype or "float32")
     if model.endswith(".safetensors") and Path(model).is_file():
         from labkit.model.quantized_file import load_quantized
 
-        return load_quantized(model, dtype=dtype, device=device, kernels="auto")
+        return load_quantized(model, dtype=chosen, device=device, kernels="auto" if dtype is None else "torch")
     from labkit.model.load import load_model
 
-    return load_model(model, dtype=dtype, device=device)
+    return load_model(model, dtype=chosen, device=device)
 
 
 def plan(
