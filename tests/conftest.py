@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported anywhere: parallel test processes share the cores instead of fighting for them.
-_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+# Before torch is imported anywhere: parallel test processes share the cores instead of fighting for them. Not in the
+# process that starts them, since they would inherit all cores from it.
+if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that would reach for a hub fails at once instead
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -48,7 +48,8 @@ class Closing:
         if isinstance(measured, Timing):
             spread = measured.median_s, measured.low_s, measured.high_s, len(measured.times_s)
         elif isinstance(measured, Ratio):
-            spread = measured.value, measured.low, measured.high, n
+            wide = measured.high > measured.low  # one round alone has no interval
+            spread = measured.value, measured.low if wide else None, measured.high if wide else None, n
         else:
             spread = measured, None, None, n
         self.lines.append(Line(what, unit, predicted, *spread))

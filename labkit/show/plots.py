@@ -56,7 +56,8 @@ def band_plot(
             ax.plot(x, values, linewidth=1.2, label=f"{name}, predicted", **line)
     finish(ax, xlabel, ylabel, title)
     ax.set_ylim(bottom=0)
-    ax.legend(loc="upper left")
+    if len(names) > 1 or predicted:
+        ax.legend(loc="best")
 
 
 @in_house_style

@@ -26,6 +26,12 @@ def test_the_table_shows_exact_bytes_milliseconds_and_intervals(closing):
     assert frame.loc["bandwidth"].tolist() == ["GB/s", "—", "12.5", "—", "1"]
 
 
+def test_one_round_alone_has_no_interval():
+    closing = Closing("tiny", "r1", "float32", "cpu", 2)
+    closing.add("times faster", "x", None, Ratio(3.5, 3.5, 3.5, 0.95))
+    assert closing.table().loc["times faster", "interval"] == "—" and closing.records()[0].low is None
+
+
 def test_the_records_carry_the_same_in_base_units(closing, tmp_path):
     with RecordWriter(tmp_path / "results.jsonl") as writer:
         for record in closing.records():
