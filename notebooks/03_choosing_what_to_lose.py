@@ -72,6 +72,7 @@ threads: int = 0  # 0: as many as torch takes by itself
 import inspect
 
 import torch
+from IPython.display import display
 
 from labkit import load_model
 from labkit.evals.quantization_records import recorded, rows
@@ -319,14 +320,14 @@ figure(
 trials_on_file = rows(recorded())
 if trials_on_file:
     print("default model, float32, all layers; KL in nats a token")
-    table([
+    display(table([
         {"format": row.format, "bits": f"{row.bits:.2f}", "method": row.method,
          "texts": row.seeds if row.of_rounding else None, "n": row.n,
          "KL, code": interval(row.kl["code"]), "KL, prose": interval(row.kl["prose"]),
          "of rtn's": " / ".join(f"{row.of_rounding[text][0]:.2f}" for text in
                                ("code", "prose")) if row.of_rounding else ""}
         for row in trials_on_file if row.format not in ("mixed", "int4_g32_min")
-    ])
+    ]))
 else:
     print("The records are missing from this installation; make them with "
           "`python -m labkit.evals.quantization_table`.")
