@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from labkit.bench.arms import load
+from labkit.bench.decode import shown
 from labkit.bench.harness import table
 from labkit.errors import BadRequest
 from labkit.generate import generate as plain
@@ -158,12 +159,11 @@ def add(result: dict, task: str, runs: dict[str, list[list]], costs: MeasuredCos
 
 def render(result: dict) -> str:
     """The result as a table for people."""
-    shown = lambda value, form: "-" if value is None else format(value, form)  # noqa: E731
     rows = []
     for name, arm in result["arms"].items():
         ratio, (low, high) = result["ratios"].get(f"{name}/plain"), result["ratio_intervals"].get(f"{name}/plain", (0, 0))
         rows.append((name, f"{arm['tok_s']:.1f}", "-" if ratio is None else f"{ratio:.2f} [{low:.2f}, {high:.2f}]",
-                     *(shown(arm.get(key), ".2f") for key in ("alpha", "draft_yield", "accepted_length", "c"))))  # fmt: skip
+                     *(shown(arm.get(key)) for key in ("alpha", "draft_yield", "accepted_length", "c"))))  # fmt: skip
     head = (f"speculate: {result['recipe']}, {result['prompts']} prompts a task, up to {result['new_tokens']} new tokens, "
             f"{result['threads']} threads on {result['device']}, {result['repeats']} rounds")  # fmt: skip
     lines = [head, table(("arm", "tok/s", "times plain", "alpha", "yield", "tokens a pass", "c"), rows)]

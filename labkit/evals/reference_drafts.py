@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import torch
 
@@ -65,7 +66,11 @@ def four_layers(target: Decoder, texts: list[Text], held: list[Text], training: 
 
 
 def _fit(net, texts, loss, training: Training, name: str, report) -> None:
-    fit(net, texts, lambda some: loss(net, some), training, cache_dir() / "distill" / f"{name}.checkpoint", None, report)
+    fit(net, texts, lambda some: loss(net, some), training, _checkpoint(name), None, report)
+
+
+def _checkpoint(name: str) -> Path:
+    return cache_dir() / "distill" / f"{name}.checkpoint"
 
 
 def main() -> None:
@@ -86,7 +91,7 @@ def main() -> None:
         record = json.loads(place.read_text(encoding="utf-8"))
         record.setdefault("others", {})[name] = found
         place.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        (cache_dir() / "distill" / f"{name}.checkpoint").unlink(missing_ok=True)
+        _checkpoint(name).unlink(missing_ok=True)
         print(json.dumps({name: found}))
 
 

@@ -34,16 +34,14 @@ def load_quantized(path: str | Path, *, dtype: torch.dtype = torch.float32, devi
         raise BadRequest(f"{path} was made from {source}, which cannot be read: {error}") from None
     native = kernels != "torch" and str(device) == "cpu"
     load(path, decoder, "plain" if native else None)
+    decoder.name = f"{source} ({Path(path).name})"
     if native:
         from labkit.model.native_decoder import accelerate
 
         try:
-            decoder = accelerate(decoder, consume=True)
+            return accelerate(decoder, consume=True)
         except BadRequest:
             if kernels == "native":
                 raise
             return load_quantized(path, dtype=dtype, device=device)
-        decoder.name = f"{source} ({Path(path).name})"
-        return decoder
-    decoder.name = f"{source} ({Path(path).name})"
     return decoder.to(device, dtype).eval()
