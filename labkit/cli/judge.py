@@ -20,8 +20,8 @@ def quantize(
     method: Method = None,
     model: Model = "default",
     calibration: Annotated[
-        int, typer.Option(min=1, help="Sequences of calibration text, where a method reads it.")
-    ] = 96,
+        int | None, typer.Option(min=1, help="Sequences of calibration text, where a method reads it; none: 96.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which calibration text.")] = 0,
     threads: Threads = None,
     as_json: Json = False,
@@ -46,7 +46,7 @@ def quantize(
     loaded = load_reference(model, reads_text=Parts(method or chosen.method).calibrated)
     check_output(output, predict_file_bytes(predict(loaded, chosen)))
     source = str(Path(model).resolve()) if Path(model).exists() else loaded.name  # what a reader of the file opens
-    report = quantize_in_place(loaded, chosen, method, calibration, seed)
+    report = quantize_in_place(loaded, chosen, method, seed, calibration)
     warn_if_larger(report)
     size = save(loaded, output, about={"model": source, "revision": loaded.revision, "method": report.method})
     result = {"ok": True, "file": output, "file_bytes": size, "weight_bytes": report.nbytes, "method": report.method,
@@ -54,15 +54,16 @@ def quantize(
     answer(result, as_json, f"{report}\nwrote {output}: {size:,} B")
 
 
-def quantize_in_place(model, recipe, method: str | None, sequences: int, seed: int):
-    """By a recipe and its own method or another; calibration text is three parts code and one prose."""
+def quantize_in_place(model, recipe, method: str | None, seed: int, sequences: int | None = None):
+    """By a recipe and its own method or another, so that a file holds what an evaluation of the same options scores."""
     from labkit.model.folding import fold_map
     from labkit.quant import Calibration, quantize_model
+    from labkit.quant.calibrate import SEQUENCES
     from labkit.quant.methods import Method
 
     wanted = Method(method or recipe.method)
     calibration = None
     if wanted.calibrated:
-        calibration = Calibration.from_library(model.tokenizer, sequences=sequences, seed=seed)
+        calibration = Calibration.from_library(model.tokenizer, sequences=sequences or SEQUENCES, seed=seed)
     folds = fold_map(model) if "awq" in wanted.parts else ()
     return quantize_model(model, recipe, wanted, calibration, folds=folds, progress=Steps())

@@ -114,7 +114,7 @@ class Subject:
             from labkit.quant.unpack import unpack_model
 
             loaded = load_reference(self.source, self.device)  # in place, in a model loaded once more: the reference keeps its own weights
-            quantize_in_place(loaded, Recipe.named(self.recipe), self.method, 64, self.seed)
+            quantize_in_place(loaded, Recipe.named(self.recipe), self.method, self.seed)
             loaded = unpack_model(loaded)
         return self._in_arithmetic(loaded, kind)
 

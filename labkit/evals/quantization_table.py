@@ -12,6 +12,7 @@ float32, and so does the arithmetic: what is measured is what the weights of the
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 import torch
 
@@ -23,7 +24,7 @@ from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trial, Trials, hidden_states, parts_by_depth
 from labkit.measure.record import Record, RecordWriter
 from labkit.model.load import load_model
-from labkit.quant.calibrate import Calibration, collect
+from labkit.quant.calibrate import LENGTH, SEQUENCES, Calibration, collect
 from labkit.texts import calibration_documents
 
 WHAT = "quantization.kl"
@@ -43,7 +44,6 @@ CALIBRATED = (
 LAYER_BY_LAYER = (("int3_g64_zp", "awq+gptq"),)  # the text is read anew after every layer (labkit.quant.sequential)
 # With the first seed only: a mixed recipe, with and without a method, and what it stands against.
 AT_FIVE = (("mixed", "rtn"), ("mixed", "awq+gptq+clip"), ("int5_g64_zp", "awq+gptq+clip"))
-SEQUENCES, LENGTH = 96, 256
 BUDGET, SEEDS = 5.0, (0, 1, 2)
 
 
@@ -101,12 +101,12 @@ def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CAL
 
         for format in ROUNDED:
             add(format, "rtn", None)
-        texts = {seed: calibration(model, seed) for seed in seeds}
+        text_of = cache(lambda seed: calibration(model, seed))
         for seed in seeds:
             wanted = (*methods, *(AT_FIVE if seed == seeds[0] else ()))
             if not any(missing(format, method, seed) for format, method in wanted):
                 continue
-            text = texts[seed]
+            text = text_of(seed)
             names = [n for n, m in model.layers.named_modules(prefix="layers") if isinstance(m, torch.nn.Linear)]
             trials.statistics = collect(model, names, text, hidden_states)
             for format, method in methods:
@@ -118,7 +118,8 @@ def run(path, seeds=SEEDS, limit: int = 2048, name: str = "default", methods=CAL
                     add(format, method, seed, chosen, tokens=text.tokens, formats=chosen)
         for seed in seeds:
             for format, method in LAYER_BY_LAYER:
-                add(format, method, seed, layerwise=texts[seed], tokens=texts[seed].tokens)
+                if missing(format, f"{method}, layer by layer", seed):
+                    add(format, method, seed, layerwise=text_of(seed), tokens=text_of(seed).tokens)
 
 
 if __name__ == "__main__":

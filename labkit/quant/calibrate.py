@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from labkit.errors import BadRequest
 
+SEQUENCES, LENGTH = 96, 256  # of the library's text, wherever nothing else is asked for
 CODE_TO_PROSE = (3, 1)  # a model calibrated on code alone loses on prose; on equal shares, it loses more on code
 
 
@@ -78,8 +79,8 @@ class Calibration:
         cls,
         text: str | Sequence[str],
         tokenizer,
-        length: int = 256,
-        sequences: int = 96,
+        length: int = LENGTH,
+        sequences: int = SEQUENCES,
         shares: Sequence[int] | None = None,
         **kwargs,
     ) -> Calibration:
@@ -101,7 +102,7 @@ class Calibration:
 
     @classmethod
     def from_library(
-        cls, tokenizer, length: int = 256, sequences: int = 96, seed: int = 0, shares: Sequence[int] = CODE_TO_PROSE
+        cls, tokenizer, length: int = LENGTH, sequences: int = SEQUENCES, seed: int = 0, shares: Sequence[int] = CODE_TO_PROSE
     ) -> Calibration:
         """Code and documentation of the running Python's library; `seed` chooses the documents."""
         from labkit.texts import calibration_text
