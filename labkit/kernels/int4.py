@@ -47,8 +47,8 @@ class Int4Pack(PackedWeight):
 
     def few_rows(self, flat: Tensor) -> Tensor:
         if flat.is_cuda:
-            return torch.ops.aten._weight_int4pack_mm(flat, self.codes, self.group, self.scales)
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.codes, self.group, self.scales)
+            return torch._weight_int4pack_mm(flat, self.codes, self.group, self.scales)
+        return torch._weight_int4pack_mm_for_cpu(flat, self.codes, self.group, self.scales)
 
     def unpacked(self) -> Tensor:
         rows, length = self.shape

@@ -84,7 +84,7 @@ class Int8Pack(PackedWeight):
         self.register_buffer("scale", held.scale.view(-1))
 
     def few_rows(self, flat: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int8pack_mm(flat, self.codes, self.scale)
+        return torch._weight_int8pack_mm(flat, self.codes, self.scale)
 
     def unpacked(self) -> Tensor:
         return self.codes.to(torch.bfloat16).mul_(self.scale[:, None])

@@ -29,13 +29,14 @@ class PackedWeight(nn.Module):
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., K] -> [..., N] in x's dtype."""
-        flat = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()  # [M, K]
+        flat = x.reshape(-1, x.shape[-1]).bfloat16().contiguous()  # [M, K]
         if flat.shape[0] <= self.few:
             out = self.few_rows(flat)
         else:
             out = F.linear(flat, self.unpacked())
-        out = out.to(x.dtype)
-        return (out if bias is None else out + bias).view(*x.shape[:-1], self.shape[0])
+        out = out.float() if x.dtype == torch.float32 else out.to(x.dtype)  # the short names cost half in dispatch
+        out = out.view(x.shape[:-1] + out.shape[-1:])
+        return out if bias is None else out + bias
 
     def few_rows(self, flat: Tensor) -> Tensor:  # [M, K] -> [M, N]
         raise NotImplementedError
