@@ -17,15 +17,13 @@ from functools import cache
 import torch
 
 from labkit.assets import data_path
-from labkit.evals.mixed import mixed_formats
+from labkit.evals.mixed import mixed_formats, passages
 from labkit.evals.quantization_records import FILE
-from labkit.evals.reading import cut
 from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trial, Trials, hidden_states, parts_by_depth
 from labkit.measure.record import Record, RecordWriter
 from labkit.model.load import load_model
 from labkit.quant.calibrate import LENGTH, SEQUENCES, Calibration, collect
-from labkit.texts import calibration_documents
 
 WHAT = "quantization.kl"
 ROUNDED = (
@@ -41,7 +39,8 @@ CALIBRATED = (
     ("int4_g64_zp", "awq+clip"),
     ("int3_g64_zp", "awq+gptq+clip"),
 )
-LAYER_BY_LAYER = (("int3_g64_zp", "awq+gptq"),)  # the text is read anew after every layer (labkit.quant.sequential)
+# The text is read anew after every layer (labkit.quant.sequential).
+LAYER_BY_LAYER = (("int3_g64_zp", "awq+gptq"), ("int4_g64_zp", "awq+gptq+clip"))
 # With the first seed only: a mixed recipe, with and without a method, and what it stands against.
 AT_FIVE = (("mixed", "rtn"), ("mixed", "awq+gptq+clip"), ("int5_g64_zp", "awq+gptq+clip"))
 BUDGET, SEEDS = 5.0, (0, 1, 2)
@@ -71,12 +70,10 @@ def record_of(
     )  # fmt: skip
 
 
-def mixed(trials: Trials, budget: float = BUDGET, tokens: int = 128) -> dict[str, str]:
+def mixed(trials: Trials, budget: float = BUDGET) -> dict[str, str]:
     """Formats by layer within `budget`: every matrix measured alone on calibration text of another seed."""
-    model, pieces = trials.model, []
-    for kind in ("code", "prose"):
-        documents = ((one.name, one.text) for one in calibration_documents(kind, seed=SEEDS[0] + 1))
-        pieces += cut(documents, kind, model.tokenizer, tokens, 64)
+    model = trials.model
+    pieces = [one for kind in ("code", "prose") for one in passages(model.tokenizer, kind, SEEDS[0] + 1)]
     loss = PartLoss(model, pieces, parts_by_depth(model, len(model.layers)))
     return mixed_formats(loss, trials.statistics, budget)
 
