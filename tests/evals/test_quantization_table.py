@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from labkit.evals import mixed
 from labkit.evals import quantization_table as tables
 from labkit.evals.mixed import by_output_error
 from labkit.evals.quantization_records import recorded, rows
@@ -12,6 +13,7 @@ from labkit.evals.trial import PartLoss
 from labkit.measure.record import read_records
 from labkit.model.tiny import tiny_model
 from labkit.quant import Calibration, collect
+from labkit.texts import Document
 
 
 def passages(slices=("code", "prose")):
@@ -24,7 +26,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tables, "load_model", lambda name: model)
     monkeypatch.setattr(tables, "TextTask", lambda tokenizer, limit: type("T", (), {"items": lambda self: passages()})())
     monkeypatch.setattr(tables, "calibration", lambda m, seed: Calibration([[1, 2, 3, seed + 4, 9]], seed=seed))
-    monkeypatch.setattr(tables, "cut", lambda documents, kind, *rest: passages((kind,)))
+    monkeypatch.setattr(tables, "passages", lambda tokenizer, kind, seed: passages((kind,)))
     monkeypatch.setattr(tables, "ROUNDED", ("int4_g64_zp", "int8_channel"))
     monkeypatch.setattr(tables, "LAYER_BY_LAYER", (("int4_g64_zp", "gptq"),))
     return model
@@ -70,6 +72,20 @@ def test_without_a_file_there_are_no_rows(monkeypatch, tmp_path):
     assert rows(recorded()), "the project's own records"
     monkeypatch.setattr(labkit.assets, "data_path", lambda name: tmp_path / name)
     assert rows(recorded()) == []
+
+
+def test_the_text_that_chooses_formats_is_of_as_many_documents_as_passages(monkeypatch):
+    class Words:  # a token a word
+        encode = staticmethod(lambda text: list(range(len(text.split()))))
+        decode = staticmethod(lambda ids: "w " * len(ids))
+
+    text = lambda words: "word " * words  # noqa: E731
+    documents = [Document(f"d{i}", text(3 if i == 2 else 400)) for i in range(9)]  # one is too short
+    monkeypatch.setattr(mixed, "calibration_documents", lambda kind, seed: iter(documents))
+    found = mixed.passages(Words, "code", seed=0, count=5, tokens=24)
+    assert [one.id.split(":")[0] for one in found] == ["d0", "d1", "d3", "d4", "d5"]
+    assert {(one.slice, len(one.tokens)) for one in found} == {("code", 24)}
+    assert len(mixed.passages(Words, "code", seed=0, count=50, tokens=24)) == 8  # all there is
 
 
 def test_output_errors_estimate_what_measuring_every_format_would_say():
