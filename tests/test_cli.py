@@ -300,6 +300,18 @@ def test_quantize_writes_a_file_that_says_what_it_is(tiny, tmp_path, capsys):
     assert read_header(path)["about"]["method"] == result["method"] == "rtn"
 
 
+def test_quantize_layer_by_layer_is_another_file_and_needs_a_method_that_reads(tiny, tmp_path, capsys):
+    once, twice = tmp_path / "once.safetensors", tmp_path / "layers.safetensors"
+    request = ["--recipe", "int3_g16_zp", "--method", "gptq", "--calibration", "4"]
+    assert main(["quantize", str(once), *request]) == 0
+    assert main(["quantize", str(twice), *request, "--layer-by-layer"]) == 0
+    assert once.read_bytes() != twice.read_bytes() and once.stat().st_size == twice.stat().st_size
+    capsys.readouterr()
+    assert main(["quantize", str(tmp_path / "no.safetensors"), "--recipe", "int8", "--layer-by-layer"]) == 2
+    assert "--method gptq" in one_sentence(capsys.readouterr())
+    assert not (tmp_path / "no.safetensors").exists()
+
+
 def test_quantize_replaces_only_what_it_wrote_itself(tiny, tmp_path, capsys):
     import labkit.model.load
 

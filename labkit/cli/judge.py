@@ -23,6 +23,9 @@ def quantize(
         int | None, typer.Option(min=1, help="Sequences of calibration text, where a method reads it; none: 96.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Which calibration text.")] = 0,
+    layer_by_layer: Annotated[
+        bool, typer.Option("--layer-by-layer", help="Calibrate each layer on what the quantised ones before it give.")
+    ] = False,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -41,12 +44,14 @@ def quantize(
     from labkit.quant.recipe import Recipe
 
     chosen = Recipe.named(recipe)
+    if layer_by_layer and not Parts(method or chosen.method).calibrated:
+        raise BadRequest(f"--layer-by-layer calibrates, and method {method or chosen.method} reads no text; add for example --method gptq")
     check_output(output)
     use_threads(threads)
     loaded = load_reference(model, reads_text=Parts(method or chosen.method).calibrated)
     check_output(output, predict_file_bytes(predict(loaded, chosen)))
     source = str(Path(model).resolve()) if Path(model).exists() else loaded.name  # what a reader of the file opens
-    report = quantize_in_place(loaded, chosen, method, seed, calibration)
+    report = quantize_in_place(loaded, chosen, method, seed, calibration, layer_by_layer)
     warn_if_larger(report)
     size = save(loaded, output, about={"model": source, "revision": loaded.revision, "method": report.method})
     result = {"ok": True, "file": output, "file_bytes": size, "weight_bytes": report.nbytes, "method": report.method,
@@ -54,8 +59,11 @@ def quantize(
     answer(result, as_json, f"{report}\nwrote {output}: {size:,} B")
 
 
-def quantize_in_place(model, recipe, method: str | None, seed: int, sequences: int | None = None):
-    """By a recipe and its own method or another, so that a file holds what an evaluation of the same options scores."""
+def quantize_in_place(model, recipe, method: str | None, seed: int, sequences: int | None = None, layerwise: bool = False):
+    """By a recipe and its own method or another, so that a file holds what an evaluation of the same options scores.
+
+    `layerwise` takes three passes of the text instead of one (labkit.quant.sequential). It may pay at 3 bits: AWQ + GPTQ
+    lost 7 % less on code and 5 % on prose, the mean of three texts of which one went the other way (default model)."""
     from labkit.model.folding import fold_map
     from labkit.quant import Calibration, quantize_model
     from labkit.quant.calibrate import SEQUENCES
@@ -66,4 +74,4 @@ def quantize_in_place(model, recipe, method: str | None, seed: int, sequences: i
     if wanted.calibrated:
         calibration = Calibration.from_library(model.tokenizer, sequences=sequences or SEQUENCES, seed=seed)
     folds = fold_map(model) if "awq" in wanted.parts else ()
-    return quantize_model(model, recipe, wanted, calibration, folds=folds, progress=Steps())
+    return quantize_model(model, recipe, wanted, calibration, folds=folds, progress=Steps(), blocks=model.layers if layerwise else ())

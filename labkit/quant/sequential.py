@@ -2,7 +2,7 @@
 
 One pass over the unchanged model gives every layer a Hessian of inputs that it will never see again. Here the text is
 taken through the model block by block: collect on the outputs so far, quantise the block, run it again for the next one.
-A later layer then makes up for what the earlier ones lost, which pays at 3 bits and below.
+A later layer then makes up for what the earlier ones lost, which may pay at 3 bits; at 4 no difference was seen.
 Source: Frantar et al., GPTQ, 2022 (section 4: one block in memory at a time, its inputs from the quantised ones).
 
 Every block's further arguments (rotary tables, masks) are noted in one pass of the unchanged model and given again.
