@@ -56,7 +56,7 @@ def by_output_error(
     return estimate
 
 
-def passages(tokenizer, kind: str, seed: int, count: int = PASSAGES, tokens: int = TOKENS) -> list[Passage]:
+def calibration_passages(tokenizer, kind: str, seed: int, count: int = PASSAGES, tokens: int = TOKENS) -> list[Passage]:
     """`count` passages of calibration text from as many documents: every third a document's beginning, the others
     from further and further in, so that headers, bodies and ends are all read."""
     found: list[Passage] = []

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 
 from labkit.assets import data_path
-from labkit.evals.mixed import mixed_formats, passages
+from labkit.evals.mixed import calibration_passages, mixed_formats
 from labkit.evals.quantization_records import FILE
 from labkit.evals.text import TextTask
 from labkit.evals.trial import PartLoss, Trial, Trials, hidden_states, parts_by_depth
@@ -73,7 +73,7 @@ def record_of(
 def mixed(trials: Trials, budget: float = BUDGET) -> dict[str, str]:
     """Formats by layer within `budget`: every matrix measured alone on calibration text of another seed."""
     model = trials.model
-    pieces = [one for kind in ("code", "prose") for one in passages(model.tokenizer, kind, SEEDS[0] + 1)]
+    pieces = [one for kind in ("code", "prose") for one in calibration_passages(model.tokenizer, kind, SEEDS[0] + 1)]
     loss = PartLoss(model, pieces, parts_by_depth(model, len(model.layers)))
     return mixed_formats(loss, trials.statistics, budget)
 

@@ -26,7 +26,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(tables, "load_model", lambda name: model)
     monkeypatch.setattr(tables, "TextTask", lambda tokenizer, limit: type("T", (), {"items": lambda self: passages()})())
     monkeypatch.setattr(tables, "calibration", lambda m, seed: Calibration([[1, 2, 3, seed + 4, 9]], seed=seed))
-    monkeypatch.setattr(tables, "passages", lambda tokenizer, kind, seed: passages((kind,)))
+    monkeypatch.setattr(tables, "calibration_passages", lambda tokenizer, kind, seed: passages((kind,)))
     monkeypatch.setattr(tables, "ROUNDED", ("int4_g64_zp", "int8_channel"))
     monkeypatch.setattr(tables, "LAYER_BY_LAYER", (("int4_g64_zp", "gptq"),))
     return model
@@ -82,10 +82,10 @@ def test_the_text_that_chooses_formats_is_of_as_many_documents_as_passages(monke
     text = lambda words: "word " * words  # noqa: E731
     documents = [Document(f"d{i}", text(3 if i == 2 else 400)) for i in range(9)]  # one is too short
     monkeypatch.setattr(mixed, "calibration_documents", lambda kind, seed: iter(documents))
-    found = mixed.passages(Words, "code", seed=0, count=5, tokens=24)
+    found = mixed.calibration_passages(Words, "code", seed=0, count=5, tokens=24)
     assert [one.id.split(":")[0] for one in found] == ["d0", "d1", "d3", "d4", "d5"]
     assert {(one.slice, len(one.tokens)) for one in found} == {("code", 24)}
-    assert len(mixed.passages(Words, "code", seed=0, count=50, tokens=24)) == 8  # all there is
+    assert len(mixed.calibration_passages(Words, "code", seed=0, count=50, tokens=24)) == 8  # all there is
 
 
 def test_output_errors_estimate_what_measuring_every_format_would_say():
