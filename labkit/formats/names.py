@@ -109,6 +109,7 @@ _FLOATS = {
     "nvfp4": NumberFormat("nvfp4", "scaled_float", 4, "group", 16, "fp8_e4m3", tensor_scale=True),
 }
 _INTEGER = re.compile(r"int([2-8])_(channel|token|tensor|g([1-9]\d*))(?:_(zp|min|mid|sym))?")
+LARGEST_GROUP = 65_536  # a short row is padded to one whole group, so a misprint would ask for terabytes
 _OFFSETS = {None: None, "sym": None, "zp": "zero_point", "min": "minimum", "mid": "middle"}
 
 
@@ -121,6 +122,10 @@ def _parse(name: str) -> NumberFormat:
         raise BadRequest(f"There is no number format {name!r}; a format is {GRAMMAR}.")
     bits, sharing, group, suffix = int(match[1]), match[2], match[3], match[4]
     offset = _OFFSETS[suffix]
+    if group and int(group) > LARGEST_GROUP:
+        raise BadRequest(
+            f"Format {name!r} has groups of {group} weights; give 1 to {LARGEST_GROUP}, or {name.replace(f'g{group}', 'channel')} for a whole row."
+        )
     if group:
         # A middle exists for PyTorch's packed kernels, which read bfloat16 scales (fast) and nothing else.
         canonical = f"int{bits}_g{group}_{suffix or 'sym'}"

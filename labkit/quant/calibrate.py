@@ -69,6 +69,12 @@ class Calibration:
     def __post_init__(self):
         if not self.sequences or not all(len(s) for s in self.sequences):
             raise BadRequest("The calibration is empty; give at least one sequence, and no sequence without tokens.")
+        self.sequences = [s.tolist() if isinstance(s, Tensor) else list(s) for s in self.sequences]
+        odd = [t for s in self.sequences for t in s if type(t) is not int or t < 0]
+        if odd:
+            raise BadRequest(f"The calibration holds {odd[0]!r} where a token id belongs; give lists of whole numbers, 0 or more.")
+        if type(self.batch) is not int or self.batch < 1:
+            raise BadRequest(f"Batches of {self.batch!r} sequences were asked for; give a whole number, 1 or more.")
 
     @property
     def tokens(self) -> int:
@@ -173,6 +179,7 @@ def read_through(model, calibration: Calibration, forward: Callable | None, hand
     `counts`, where given, holds the real tokens of each row of the batch that is being read."""
     device = device_of(model)
     try:
+        check_vocabulary(model, calibration)
         with torch.inference_mode():
             for tokens, real in calibration.batches():
                 if counts is not None:
@@ -182,6 +189,15 @@ def read_through(model, calibration: Calibration, forward: Callable | None, hand
     finally:
         for handle in handles:
             handle.remove()
+
+
+def check_vocabulary(model: nn.Module, calibration: Calibration) -> None:
+    """Refuse token ids past the model's embedding: the text was cut by another model's tokenizer."""
+    tables = (m for m in model.modules() if isinstance(getattr(m, "num_embeddings", None), int))
+    rows = max((table.num_embeddings for table in tables), default=None)
+    largest = max(map(max, calibration.sequences))
+    if rows is not None and largest >= rows:
+        raise BadRequest(f"The calibration holds token {largest} and the model knows {rows}; cut the text with the model's own tokenizer.")
 
 
 def first_token_share(

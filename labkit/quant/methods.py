@@ -37,6 +37,10 @@ class Method:
             raise BadRequest(
                 f"There is no method {unknown[0]!r}; choose from {', '.join(PARTS)}, or a sum such as awq+gptq+clip."
             )
+        if len(set(self.parts)) < len(self.parts) or "rtn" in self.parts[1:] or self.parts[0] == "rtn" != self.name:
+            raise BadRequest(
+                f"Method {self.name!r} names a part twice, or rounding beside what rounds otherwise; write each part once, as in awq+gptq+clip."
+            )
         if not 0 <= self.damping <= 1:
             raise BadRequest(
                 f"A damping of {self.damping} was given; it is a share of the Hessian's mean diagonal, 0 to 1 (0.01 to 0.1 is usual)."

@@ -57,7 +57,9 @@ class Recipe:
     activations: str | None = None
 
     def __post_init__(self):
-        if not isinstance(self.overrides, Mapping):
+        if not isinstance(self.name, str):
+            raise BadRequest(f"A recipe is named {self.name!r}; give a text, as in name: five_bits.")
+        if not isinstance(self.overrides, Mapping) or not all(isinstance(pattern, str) for pattern in self.overrides):
             raise BadRequest(
                 f"Recipe {self.name} has overrides {self.overrides!r}; "
                 'give names with their formats, as in {"*.mlp.down": int6_g64_zp}.'
@@ -112,7 +114,7 @@ class Recipe:
 
         try:
             said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             why = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise BadRequest(
                 f"The recipe {path} cannot be read ({why}); give a YAML file with keys such as blocks: int4_g64_zp."

@@ -28,10 +28,22 @@ class Replay:
         self, model: nn.Module, blocks: Sequence[nn.Module], calibration: Calibration, forward: Callable | None = None
     ):
         self.blocks = list(blocks)
+        inside = set(map(id, model.modules()))
+        if len(set(map(id, self.blocks))) < len(self.blocks) or not all(id(block) in inside for block in self.blocks):
+            raise BadRequest("Each block must be a layer of this very model, given once; pass its layers in order, as in blocks=model.layers.")
         self.inputs: list[torch.Tensor] = []  # [B, T, E] of every batch, of the block that is next
         self.rest: list[list[tuple[tuple, dict]]] = [[] for _ in self.blocks]
+        self.handed: tuple[int, object] = (-1, None)  # the block that was called last, and what it gave
         handles = [b.register_forward_pre_hook(self._note(i), with_kwargs=True) for i, b in enumerate(self.blocks)]
+        handles += [b.register_forward_hook(self._keep(i)) for i, b in enumerate(self.blocks)]
         read_through(model, calibration, forward, handles)
+        self.handed = (-1, None)
+
+    def _keep(self, index: int) -> Callable:
+        def keep(module, args, out):
+            self.handed = (index, out[0] if isinstance(out, tuple) else out)
+
+        return keep
 
     def _note(self, index: int) -> Callable:
         def note(module, args, kwargs):
@@ -42,8 +54,13 @@ class Replay:
                 raise BadRequest(
                     "The blocks write into a KV cache and cannot be run twice; pass a forward without a cache, or no blocks."
                 )
+            before, given = self.handed
             if index == 0:
                 self.inputs.append(args[0])
+            elif before != index - 1 or not (given is args[0] or torch.equal(given, args[0])):
+                raise BadRequest(
+                    "The blocks do not hand on to one another in this order; pass the model's layers as they are called, as in blocks=model.layers."
+                )
             self.rest[index].append((args[1:], kwargs))
 
         return note

@@ -169,14 +169,23 @@ def share(parts: list[Part]) -> float:
     return sum(p.elements for p in meant if p.quantized) / total if total else 1.0
 
 
-def check_survey(model: nn.Module, parts: list[Part], least_share: float) -> None:
-    """Refuse before hours are spent: layers quantised before, unreached parameters, NaN weights."""
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model without weights, one that was quantised before, and NaN or infinity, by name."""
     for name, module in model.named_modules():
         if isinstance(module, PackedWeight):
             raise BadRequest(
                 f"{name.removesuffix('.weight')} is quantised already ({module.format}); "
                 "quantise the model that it was made from."
             )
+    if not any(parameter.numel() for parameter in model.parameters()):
+        raise BadRequest(f"This {type(model).__name__} holds no weights; give a model with linear layers.")
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta" and not finite(parameter.detach()):
+            raise BadRequest(f"{name} contains NaN or infinity; repair the checkpoint before it is quantised.")
+
+
+def check_survey(parts: list[Part], least_share: float) -> None:
+    """Refuse, before hours are spent, what leaves too much of the model as it is."""
     reached = share(parts)
     if reached < least_share:
         worst = sorted(missed(parts) or [p for p in parts if p.kind == "kept"], key=lambda p: -p.elements)[:3]
@@ -185,6 +194,3 @@ def check_survey(model: nn.Module, parts: list[Part], least_share: float) -> Non
             f"Only {reached:.1%} of the weights can be quantised and {least_share:.0%} are asked for, because of {names}; "
             "lower least_share to accept it."
         )
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "meta" and not finite(parameter.detach()):
-            raise BadRequest(f"{name} contains NaN or infinity; repair the checkpoint before it is quantised.")

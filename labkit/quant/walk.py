@@ -29,7 +29,7 @@ from labkit.quant.methods import Method, quantize_weight, round_trip
 from labkit.quant.recipe import Recipe
 from labkit.quant.report import QuantizationReport, parameter_nbytes
 from labkit.quant.sequential import Replay
-from labkit.quant.survey import Part, check_survey, survey
+from labkit.quant.survey import Part, check_survey, check_weights, survey
 from labkit.quant.w8a8 import W8A8Weight
 
 LEAST_SHARE = 0.9
@@ -64,33 +64,32 @@ def quantize_model(
     recipe = Recipe.named(recipe)
     method = method if isinstance(method, Method) else Method(method or recipe.method)
     original = parameter_nbytes(model)
-    if (
-        len({recipe.blocks, recipe.head, recipe.embedding}) == 1
-        and recipe.blocks in ("bf16", "fp16", "fp32")
-        and not recipe.overrides
-    ):
+    check_weights(model)
+    if only_casts(recipe):
+        if method.name != "rtn":
+            raise BadRequest(f"Method {method.name} chooses integer codes, and recipe {recipe.name} has none; leave the method out.")
         return _cast(model, recipe, original)
     parts = survey(model, recipe, kernel)
-    check_survey(model, parts, least_share)
+    check_survey(parts, least_share)
     calibrated = [
         p
         for p in parts
         if p.kind in ("linear", "conv1d") and p.part == "blocks" and get_format(p.format).kind == "integer"
     ]
+    if method.name != "rtn" and not calibrated:
+        raise BadRequest(
+            f"Method {method.name} chooses integer codes, and no linear layer of recipe {recipe.name} has them; use method 'rtn'."
+        )
     if "awq" in method.parts and not folds:
         raise BadRequest(
             "AWQ folds scales into what precedes each layer and no map was given; pass folds=fold_map(model), or use gptq or clip."
         )
-    if {"awq", "gptq"} & set(method.parts) and calibration is None and statistics is None:
+    if {"awq", "gptq"} & set(method.parts) and calibration is None and not statistics:
         raise BadRequest(
             f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'."
         )
-    if "gptq" in method.parts and not calibrated:
-        raise BadRequest(
-            f"GPTQ rounds to integer grids, and no linear layer of recipe {recipe.name} has one; use method 'rtn'."
-        )
-
     statistics = {} if method.name == "rtn" or not statistics else dict(statistics)
+    check_statistics(model, statistics, calibrated)
     layerwise = bool(blocks) and calibration is not None and method.name != "rtn" and not statistics
     if calibration is not None and method.name != "rtn" and not statistics and not layerwise:
         progress(f"calibrating on {calibration.tokens} tokens")
@@ -130,6 +129,24 @@ def quantize_model(
         if str(message.message).startswith("GPTQ:"):
             notes.append(str(message.message))
     return QuantizationReport(recipe, method.name, tuple(parts), original, tuple(notes))
+
+
+def only_casts(recipe: Recipe) -> bool:
+    """The same floats in every part: the layers stay what they are."""
+    formats = {recipe.blocks, recipe.head, recipe.embedding}
+    plain = len(formats) == 1 and recipe.blocks in ("bf16", "fp16", "fp32")
+    return plain and not recipe.overrides and not recipe.first_layers.count and not recipe.last_layers.count
+
+
+def check_statistics(model: nn.Module, statistics: Mapping[str, InputStatistics], parts: Sequence[Part]) -> None:
+    """Refuse what was collected for another model; without any, there is nothing to check."""
+    for part in parts if statistics else ():
+        seen, length = statistics.get(part.name), part.shape[1]
+        if seen is None or seen.hessian.shape != (length, length):
+            found = "none" if seen is None else f"those of {len(seen.hessian)}"
+            raise BadRequest(
+                f"{part.name} reads {length} inputs and the statistics hold {found} for it; collect them from this very model."
+            )
 
 
 def _replace(model, part: Part, method: Method, statistics, kernel: str, recipe: Recipe) -> None:

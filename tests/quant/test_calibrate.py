@@ -45,9 +45,29 @@ def test_the_first_token_is_in_unless_left_out_on_purpose():
 
 def test_hooks_are_gone_even_after_a_failure():
     model = tiny_model()
-    with pytest.raises(IndexError):
+
+    def fail(model, tokens, counts):
+        model(tokens)
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        collect(model, NAMES, Calibration([[1, 2]]), fail)
+    with pytest.raises(BadRequest, match="token 9999 and the model knows 96"):
         collect(model, NAMES, Calibration([[1, 2, 9999]]))
     assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("odd", [[[1.5]], [["a"]], "abc", [[-1]], [[True]], [[1, None]]])
+def test_what_is_no_token_id_is_refused_when_the_calibration_is_made(odd):
+    with pytest.raises(BadRequest, match="where a token id belongs"):
+        Calibration(odd)
+
+
+def test_batches_are_whole_numbers_and_tensors_of_tokens_are_sequences():
+    for batch in (0, -1, 1.5, None):
+        with pytest.raises(BadRequest, match="Batches of"):
+            Calibration([[1]], batch=batch)
+    assert Calibration([torch.tensor([1, 2])]).sequences == [[1, 2]]
 
 
 def test_empty_calibration_is_refused():

@@ -48,6 +48,12 @@ def test_a_yaml_file_comes_back_equal(tmp_path):
         ("last_layers: {count: 1.5}", "count of 1.5"),
         ("method: 5", "no method '5'"),
         ("blocks: null", "no number format"),
+        ("name: [a]", "named \\['a'\\]"),
+        ("overrides: {5: int8_channel}", "overrides {5"),
+        ("[" * 3000, "cannot be read"),
+        ("method: awq+awq", "a part twice"),
+        ("method: rtn+gptq", "a part twice"),
+        ("blocks: int4_g99999999_zp", "1 to 65536, or int4_channel_zp"),
         ("{5: int4_g64_zp, a: b}", "unknown key '5'"),
     ],
 )
@@ -59,7 +65,7 @@ def test_bad_recipes_are_refused_by_name(tmp_path, text, match):
 
 def test_a_file_of_other_bytes_and_a_missing_one_are_refused(tmp_path):
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe\x00")
-    for name in ("bad.yaml", "none.yaml"):
+    for name in ("bad.yaml", "none.yaml", "n\0.yaml"):
         with pytest.raises(BadRequest, match=f"{name} cannot be read"):
             Recipe.load(tmp_path / name)
 

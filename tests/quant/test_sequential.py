@@ -78,3 +78,14 @@ def test_a_transformers_model_is_replayed_with_its_masks_and_a_cache_is_refused(
     torch.testing.assert_close(seen.hessian, collect(model, [name], calibration, plain)[name].hessian)
     with pytest.raises(BadRequest, match="KV cache"):
         Replay(model, model.model.layers, calibration)
+
+
+def test_blocks_that_are_not_this_models_layers_in_order_are_refused():
+    model, calibration = tiny_model(), text(tiny_model().config.vocab_size)
+    layers = list(model.layers)
+    for blocks in (list(tiny_model().layers), [layers[0], layers[0]], ["layers.0"], layers[::-1], [one.mlp for one in layers]):
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(BadRequest, match="blocks=model.layers"):
+            quantize_model(model, Recipe("b", "int4_g16_zp", "fp32", "fp32"), "gptq", calibration, blocks=blocks)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

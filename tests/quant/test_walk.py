@@ -11,7 +11,7 @@ from labkit.formats import get_format, quantize
 from labkit.measure.bytes import tensor_bytes
 from labkit.model.folding import fold_map
 from labkit.model.tiny import tiny_model
-from labkit.quant import Calibration, Recipe, predict, quantize_model
+from labkit.quant import Calibration, Recipe, collect, predict, quantize_model
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.recipe import Ends
 
@@ -255,3 +255,46 @@ def test_a_model_that_is_quantised_already_is_refused_by_name():
     quantize_model(one, "int8")
     with pytest.raises(BadRequest, match="embed_tokens is quantised already .int8_channel."):
         quantize_model(one, "int4")
+    with pytest.raises(BadRequest, match="embed_tokens is quantised already .int8_channel."):
+        quantize_model(one, "bf16")
+
+
+def test_the_ends_of_a_recipe_of_floats_are_not_left_out():
+    one = model()
+    report = quantize_model(one, Recipe("ends", "fp32", "fp32", "fp32", first_layers=Ends(1, "int8_channel")))
+    assert isinstance(one.layers[0].mlp.down, QuantizedLinear) and isinstance(one.layers[1].mlp.down, nn.Linear)
+    assert report.bits_per_weight < 32
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4", "fp8_e4m3"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "clip"])
+def test_a_method_with_no_integer_codes_to_choose_is_refused(recipe, method):
+    one = model()
+    with pytest.raises(BadRequest, match=f"Method {method} chooses integer codes"):
+        quantize_model(one, recipe, method, calibration(), folds=fold_map(one))
+    assert one.dtype == torch.float32 and isinstance(one.layers[0].mlp.down, nn.Linear)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_cast_refuses_what_is_no_number(value):
+    one = model()
+    one.layers[0].mlp.down.weight[0, 0] = value
+    with pytest.raises(BadRequest, match="contains NaN or infinity"):
+        quantize_model(one, "bf16")
+
+
+def test_a_model_without_weights_is_refused():
+    for recipe in ("int8", "bf16"):
+        with pytest.raises(BadRequest, match="Sequential holds no weights"):
+            quantize_model(nn.Sequential(), recipe)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "clip"])
+def test_statistics_of_another_model_and_missing_ones_are_refused(method):
+    one, other = model(), model(hidden_size=32)
+    names = [n for n, m in one.layers.named_modules(prefix="layers") if isinstance(m, nn.Linear)]
+    for seen in (collect(other, names, calibration()), collect(one, names[1:], calibration())):
+        with pytest.raises(BadRequest, match=f"{names[0]} reads 64 inputs and the statistics hold"):
+            quantize_model(one, "int4_g16_zp", method, statistics=seen, folds=fold_map(one))
+    with pytest.raises(BadRequest, match="needs calibration"):
+        quantize_model(one, "int4_g16_zp", "gptq", statistics={})
