@@ -115,7 +115,12 @@ class Calibration:
 
         characters = max(200_000, 8 * length * sequences)  # a token is four characters or so
         texts = [calibration_text(kind, seed, characters) for kind in ("code", "prose")]
-        return cls.from_text(texts, tokenizer, length, sequences, shares, source="library", seed=seed)
+        found = cls.from_text(texts, tokenizer, length, sequences, shares, source="library", seed=seed)
+        if len(found.sequences) < sequences:
+            raise BadRequest(
+                f"{sequences} sequences of {length} tokens were asked for and the library's text gives {len(found.sequences)}; ask for fewer."
+            )
+        return found
 
     def batches(self) -> Iterable[tuple[Tensor, list[int]]]:
         """(tokens [B, T] right padded, counts): rows of similar length together."""

@@ -95,6 +95,19 @@ def test_empty_calibration_is_refused():
     assert bytes(library[0].sequences[6]) == prose[:100]
 
 
+def test_more_sequences_than_the_library_has_are_refused(monkeypatch):
+    import labkit.texts
+
+    class Letters:
+        def encode(self, text):
+            return list(text.encode())
+
+    monkeypatch.setattr(labkit.texts, "calibration_text", lambda kind, seed, characters: "a" * 100)
+    assert len(Calibration.from_library(Letters(), 10, 12).sequences) == 12
+    with pytest.raises(BadRequest, match="14 sequences of 10 tokens were asked for and the library's text gives 13"):
+        Calibration.from_library(Letters(), 10, 14)  # eleven of code, of which there are ten
+
+
 def test_a_running_mean_over_many_batches():
     x = torch.randn(1000, 6, generator=torch.Generator().manual_seed(0))
     statistics = InputStatistics.empty(6)
