@@ -279,7 +279,8 @@ def test_ten_notebooks_in_one_process_leave_no_thread_behind(tmp_path, run):
 
 def start_cli(tmp_path: Path) -> subprocess.Popen:
     code = (
-        "import sys; from pathlib import Path; from labkit.runner import run_notebooks\n"
+        "import signal, sys; from pathlib import Path; from labkit.runner import run_notebooks\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's job in the background ignores
         "folder = Path(sys.argv[1])\n"
         "report = run_notebooks(folder=folder, runs=folder / 'runs')\n"
         "sys.exit(0 if report.ok else 1)"
