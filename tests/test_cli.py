@@ -309,6 +309,8 @@ def test_quantize_layer_by_layer_is_another_file_and_needs_a_method_that_reads(t
     capsys.readouterr()
     assert main(["quantize", str(tmp_path / "no.safetensors"), "--recipe", "int8", "--layer-by-layer"]) == 2
     assert "--method gptq" in one_sentence(capsys.readouterr())
+    assert main(["quantize", str(tmp_path / "no.safetensors"), "--recipe", "bf16"]) == 2
+    assert "packs nothing" in one_sentence(capsys.readouterr())
     assert not (tmp_path / "no.safetensors").exists()
 
 

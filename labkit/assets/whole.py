@@ -22,6 +22,7 @@ def save_tensors(path: str | Path, tensors: Mapping, about: Mapping[str, str] | 
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside, dict(about or {}))
+        readable(aside)
         flush(aside)
         os.replace(aside, path)
     except SafetensorError as error:
@@ -29,3 +30,10 @@ def save_tensors(path: str | Path, tensors: Mapping, about: Mapping[str, str] | 
     finally:
         aside.unlink(missing_ok=True)
     return path.stat().st_size
+
+
+def readable(path: Path) -> None:
+    """For whom any new file is: safetensors writes for its owner alone."""
+    mask = os.umask(0)  # it can only be read by setting it
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)

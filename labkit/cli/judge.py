@@ -42,10 +42,13 @@ def quantize(
     from labkit.quant.header import check_output
     from labkit.quant.methods import Method as Parts
     from labkit.quant.recipe import Recipe
+    from labkit.quant.walk import only_casts
 
     chosen = Recipe.named(recipe)
     if layer_by_layer and not Parts(method or chosen.method).calibrated:
         raise BadRequest(f"--layer-by-layer calibrates, and method {method or chosen.method} reads no text; add for example --method gptq")
+    if only_casts(chosen):
+        raise BadRequest(f"Recipe {recipe} casts and packs nothing, so there is no file to write; give int8, int4, a format of integers, or a YAML file")
     check_output(output)
     use_threads(threads)
     loaded = load_reference(model, reads_text=Parts(method or chosen.method).calibrated)

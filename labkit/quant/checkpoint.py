@@ -15,55 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from labkit.assets.whole import readable
 from labkit.errors import BadRequest
 from labkit.formats import get_format
 from labkit.formats.tensor import QuantizedTensor
-from labkit.kernels.packed import PackedWeight, Plain, pack_weight
-from labkit.quant.header import VERSION, check_output, check_stored, digest, read_header
+from labkit.kernels.packed import PackedWeight, pack_weight
+from labkit.quant.contents import contents
+from labkit.quant.header import VERSION, check_numbers, check_output, check_stored, digest, read_header
 from labkit.quant.linear import QuantizedEmbedding, QuantizedLinear
 from labkit.quant.w8a8 import W8A8Weight
 from labkit.quant.walk import QuantizationReport, hold_parameter
-
-
-def contents(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, dict]]:
-    """(tensors to store, the header's layers) of a quantised model."""
-    tensors: dict[str, Tensor] = {}
-    layers: dict[str, dict] = {}
-    packed: dict[int, str] = {}
-    inside: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=False):
-        weight = getattr(module, "weight", None)
-        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
-            kind = "linear" if isinstance(module, QuantizedLinear) else "embedding"
-        elif isinstance(module, Plain) and name.endswith("_packed"):
-            kind, weight, name = "experts", module, name.removesuffix("_packed")
-        else:
-            continue
-        held = weight.quantized()
-        dtype = str(module.like.dtype if kind == "embedding" else torch.float32).removeprefix("torch.")
-        layers[name] = {
-            "kind": kind, "format": held.format.name, "shape": list(held.shape), "kernel": kernel_of(weight), "dtype": dtype,
-            "bias": getattr(module, "bias", None) is not None, "scale": getattr(module, "scale", 1.0) if kind == "embedding" else 1.0,
-            "shared_with": packed.get(id(weight)),
-        }  # fmt: skip
-        inside.add(f"{name}_packed." if kind == "experts" else f"{name}.weight.")
-        if id(weight) not in packed:
-            packed[id(weight)] = name
-            tensors |= {f"{name}.weight.{part}": tensor.contiguous() for part, tensor in held.tensors().items()}
-    seen: dict[int, str] = {}
-    for name, tensor in model.state_dict().items():
-        if any(name.startswith(prefix) for prefix in inside):
-            continue
-        if tensor.data_ptr() in seen and tensor.numel():  # tied and not quantised: stored once
-            layers[name] = {"kind": "alias", "shared_with": seen[tensor.data_ptr()]}
-            continue
-        seen[tensor.data_ptr()] = name
-        tensors[name] = tensor.contiguous()
-    return tensors, layers
-
-
-def kernel_of(weight: PackedWeight) -> str:
-    return "w8a8" if isinstance(weight, W8A8Weight) else "auto" if weight.fast else "plain"
 
 
 def predict_file_bytes(report: QuantizationReport) -> int:
@@ -93,6 +54,7 @@ def save(model: nn.Module, path: str | Path, *, about: dict | None = None) -> in
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, part, metadata)
+        readable(part)
         part.replace(path)
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from None
@@ -138,11 +100,12 @@ def load(path: str | Path, skeleton: nn.Module, kernel: str | None = None) -> nn
     for name, layer in ordered:
         if layer["kind"] == "alias":
             _assign(skeleton, name, _find(skeleton, layer["shared_with"], path), path)
-    empty = [n for n, t in [*skeleton.named_parameters(), *skeleton.named_buffers()] if t.device.type == "meta"]
+            taken.add(name)
+    inside = tuple(f"{name}.weight." for name in header["layers"]) + tuple(f"{name}_packed." for name in header["layers"])
+    empty = [n for n in skeleton.state_dict() if n not in taken and not n.startswith(inside)]
+    empty += [n for n, t in [*skeleton.named_parameters(), *skeleton.named_buffers()] if t.device.type == "meta"]
     if empty:
-        raise BadRequest(
-            f"{path} holds nothing for {empty[0]} of this model; it was written from another architecture."
-        )
+        raise BadRequest(f"{path} holds nothing for {empty[0]} of this model; it was written from another architecture.")
     return skeleton
 
 
@@ -176,6 +139,10 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
         raise BadRequest(
             f"{path} holds {name} as {list(shape)} and this model has {list(expected)}; it was written from another architecture."
         )
+    if isinstance(old, nn.Embedding | QuantizedEmbedding) != (layer["kind"] == "embedding"):
+        raise BadRequest(f"{path} holds {name} as {layer['kind']}, and this model does not; it was written from another architecture.")
+    if layer["bias"] != (getattr(old, "bias", None) is not None):
+        raise BadRequest(f"{path} and this model do not agree on a bias of {name}; it was written from another architecture.")
     packed = shared[owner or name]
     if layer["kind"] == "embedding":
         new = QuantizedEmbedding(packed, getattr(torch, layer["dtype"]), scale=layer["scale"])
@@ -200,20 +167,23 @@ def _module(skeleton: nn.Module, name: str, path) -> nn.Module:
 
 def _find(skeleton: nn.Module, name: str, path) -> Tensor:
     parent, _, leaf = name.rpartition(".")
-    return getattr(_module(skeleton, parent, path), leaf)
+    found = getattr(_module(skeleton, parent, path), leaf, None)
+    if not isinstance(found, Tensor):
+        raise BadRequest(f"The header of {path} shares {name}, which is no tensor of this model; the file lies about itself.")
+    return found
 
 
 def _assign(skeleton: nn.Module, name: str, tensor: Tensor, path) -> None:
     parent, _, leaf = name.rpartition(".")
     module = _module(skeleton, parent, path)
     current = getattr(module, leaf, None)
-    if not isinstance(current, Tensor) or current.shape != tensor.shape:
+    same = isinstance(current, Tensor) and current.shape == tensor.shape
+    if not same or current.is_floating_point() != tensor.is_floating_point():
         raise BadRequest(
-            f"{path} holds {name} as {list(tensor.shape)}, which does not fit this model; it was written from another architecture."
+            f"{path} holds {name} as {list(tensor.shape)} {tensor.dtype}, which does not fit this model; it was written from another architecture."
         )
+    check_numbers(name, [tensor], path)
     if leaf in module._parameters:
-        module._parameters[leaf] = (
-            tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-        )
+        module._parameters[leaf] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
     else:
         module._buffers[leaf] = tensor

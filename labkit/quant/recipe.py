@@ -26,6 +26,7 @@ from pathlib import Path
 from labkit.errors import BadRequest
 from labkit.formats import get_format, get_recipe
 from labkit.quant.methods import Method
+from labkit.quant.yaml_keys import read_once
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
@@ -113,7 +114,7 @@ class Recipe:
         import yaml
 
         try:
-            said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            said = read_once(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             why = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise BadRequest(
@@ -127,8 +128,12 @@ class Recipe:
                 f"The recipe {path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}."
             )
         try:
-            ends = {key: Ends(**said[key]) for key in ("first_layers", "last_layers") if key in said}
-        except TypeError:
+            ends = {
+                key: Ends(said[key]["count"], **{k: v for k, v in said[key].items() if k != "count"})
+                for key in ("first_layers", "last_layers")
+                if key in said
+            }
+        except (TypeError, KeyError, AttributeError):
             raise BadRequest(
                 f"first_layers and last_layers in {path} take count and format, as in {{count: 2, format: int8_channel}}."
             ) from None

@@ -170,6 +170,26 @@ LIES = {
         None,
         "lies about itself|another architecture",
     ),
+    "a kind of layer": (layers_changed(lambda x: x["head"].update(kind="conv")), None, "kind 'conv' of head"),
+    "an embedding that is none": (layers_changed(lambda x: x["head"].update(kind="embedding")), None, "another architecture"),
+    "no shape": (layers_changed(lambda x: x["head"].update(shape=[64.0, 128.0])), None, "shape \\[64.0, 128.0\\]"),
+    "a dtype": (layers_changed(lambda x: x["embed_tokens"].update(dtype="load")), None, "dtype 'load' of embed_tokens"),
+    "a scale": (layers_changed(lambda x: x["embed_tokens"].update(scale=float("nan"))), None, "scale nan of embed_tokens"),
+    "whom it shares with": (layers_changed(lambda x: x["head"].update(shared_with=[1])), None, "shared_with \\[1\\]"),
+    "a bias": (layers_changed(lambda x: x["head"].update(bias=True)), None, "agree on a bias of head"),
+    "a layer of text": (layers_changed(lambda x: x.update(head="x")), None, "says nothing of 'kind' for head"),
+    "a list of layers": (lambda m: m.update(layers="[]"), None, "lists no layers by name"),
+    "an alias of nothing": (
+        layers_changed(lambda x: x.update({"norm.weight": {"kind": "alias", "shared_with": "norm.forward"}})),
+        None,
+        "no tensor of this model",
+    ),
+    "an alias of itself": (
+        layers_changed(lambda x: x.update({"norm.weight": {"kind": "alias", "shared_with": "norm.weight"}})),
+        None,
+        "lies about itself",
+    ),
+    "a version that is true": (lambda m: m.update(version="true"), None, "reads version 1"),
     "changed codes": (None, lambda t: t["layers.0.mlp.down.weight.codes"].add_(1), "checksum"),
     "swapped scales": (None, lambda t: t["layers.0.mlp.down.weight.scale"].mul_(2), "checksum"),
     "a tensor gone": (None, lambda t: t.pop("layers.0.mlp.down.weight.scale"), "checksum"),
@@ -186,6 +206,33 @@ def test_a_file_that_lies_is_refused(tmp_path, lie):
     rewrite(path, header, tensors)
     with pytest.raises(BadRequest, match=match):
         load(path, skeleton())
+
+
+QKV = "layers.0.attention.qkv.weight"
+SIGNED_LIES = {  # whose header and checksum were made to agree with them
+    "turned codes": (lambda t: t.update({f"{QKV}.codes": t[f"{QKV}.codes"].T.contiguous()}), "lies about itself"),
+    "flat codes": (lambda t: t.update({f"{QKV}.codes": t[f"{QKV}.codes"].flatten()}), "lies about itself"),
+    "turned scales": (lambda t: t.update({f"{QKV}.scale": t[f"{QKV}.scale"].T.contiguous()}), "lies about itself"),
+    "a scale of NaN": (lambda t: t[f"{QKV}.scale"].fill_(float("nan")), "NaN or infinity for layers.0.attention.qkv"),
+    "a norm of NaN": (lambda t: t["norm.weight"].fill_(float("nan")), "NaN or infinity for norm.weight"),
+    "a norm of whole numbers": (lambda t: t.update({"norm.weight": t["norm.weight"].int()}), "does not fit"),
+    "no norm": (lambda t: t.pop("norm.weight"), "holds nothing for norm.weight"),
+}
+
+
+@pytest.mark.parametrize("lie", SIGNED_LIES)
+def test_a_file_whose_checksum_agrees_with_its_lie_is_refused(tmp_path, lie):
+    from labkit.quant.header import digest
+
+    change, match = SIGNED_LIES[lie]
+    save(quantized("int4")[0], tmp_path / "m.safetensors")
+    tensors = load_file(tmp_path / "m.safetensors")
+    change(tensors)
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    rewrite(tmp_path / "m.safetensors", lambda m: m.update(sha256=digest(tensors), tensor_bytes=str(size)),
+            lambda stored: (stored.clear(), stored.update(tensors)))  # fmt: skip
+    with pytest.raises(BadRequest, match=match):
+        load(tmp_path / "m.safetensors", skeleton())
 
 
 def test_the_same_rewriting_without_a_lie_is_accepted(tmp_path):
@@ -215,6 +262,18 @@ def test_another_architecture_is_refused(tmp_path):
             with torch.device("meta"):
                 other_model = skeleton(**other)
             load(tmp_path / "m.safetensors", other_model)
+    for held, filled in (({}, {"num_layers": 3}), ({}, {"architecture": "qwen2"}), ({"architecture": "qwen2"}, {}),
+                         ({}, {"architecture": "qwen3"}), ({}, {"architecture": "gemma3_text"})):  # fmt: skip
+        save(quantized("int4", **held)[0], tmp_path / "m.safetensors")
+        with pytest.raises(BadRequest, match="another architecture"):
+            load(tmp_path / "m.safetensors", skeleton(**filled))  # whose weights are there: nothing of them may stay
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes")
+def test_a_file_can_be_read_by_whom_any_new_file_can(tmp_path):
+    save(quantized("int8")[0], tmp_path / "m.safetensors")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_saving_what_is_not_quantised_is_refused(tmp_path):
