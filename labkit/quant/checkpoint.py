@@ -123,6 +123,8 @@ def _install(skeleton, name: str, layer: dict, tensors, taken: set, shared: dict
         held = QuantizedTensor(format, shape, **stored)
         if layer["kind"] == "experts":
             parent, _, leaf = name.rpartition(".")
+            if _find(skeleton, name, path).shape != shape:
+                raise BadRequest(f"{path} holds {name} as {list(shape)}, which does not fit this model; it was written from another architecture.")
             hold_parameter(_module(skeleton, parent, path), leaf, held)
             return
         shared[name] = W8A8Weight(held) if layer["kernel"] == "w8a8" else pack_weight(held, layer["kernel"])

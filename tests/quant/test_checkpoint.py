@@ -172,6 +172,7 @@ LIES = {
     ),
     "a kind of layer": (layers_changed(lambda x: x["head"].update(kind="conv")), None, "kind 'conv' of head"),
     "an embedding that is none": (layers_changed(lambda x: x["head"].update(kind="embedding")), None, "another architecture"),
+    "experts that are none": (layers_changed(lambda x: x["layers.0.mlp.down"].update(kind="experts")), None, "no tensor of this model"),
     "no shape": (layers_changed(lambda x: x["head"].update(shape=[64.0, 128.0])), None, "shape \\[64.0, 128.0\\]"),
     "a dtype": (layers_changed(lambda x: x["embed_tokens"].update(dtype="load")), None, "dtype 'load' of embed_tokens"),
     "a scale": (layers_changed(lambda x: x["embed_tokens"].update(scale=float("nan"))), None, "scale nan of embed_tokens"),
