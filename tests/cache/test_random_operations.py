@@ -150,6 +150,8 @@ def feed(cache, oracle, num_tokens, counts, generator):
             if real[b]:
                 expected = oracle.attend(layer, b, queries[b, :, : real[b]], positions[b, : real[b]])
                 near = 2e-5 if oracle.format is None else 1e-4
+                if oracle.frequencies is not None:  # turned back in float32, a scale may fall on the next 16-bit number
+                    near = 5e-3
                 torch.testing.assert_close(out[b, :, : real[b]], expected, atol=near, rtol=near)
 
 
