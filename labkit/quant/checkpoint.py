@@ -171,7 +171,7 @@ def _find(skeleton: nn.Module, name: str, path) -> Tensor:
     parent, _, leaf = name.rpartition(".")
     found = getattr(_module(skeleton, parent, path), leaf, None)
     if not isinstance(found, Tensor):
-        raise BadRequest(f"The header of {path} shares {name}, which is no tensor of this model; the file lies about itself.")
+        raise BadRequest(f"The header of {path} names {name}, which is no tensor of this model; the file lies about itself.")
     return found
 
 

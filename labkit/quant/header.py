@@ -20,6 +20,7 @@ from torch import Tensor
 from labkit.errors import BadRequest
 from labkit.formats import get_format
 from labkit.formats.integer import DTYPES
+from labkit.formats.tensor import finite
 
 VERSION = 1
 # What each field of a layer may be; the format's name is checked by the formats themselves.
@@ -126,7 +127,7 @@ def check_stored(name: str, format, shape: tuple[int, ...], stored: dict[str, Te
 
 def check_numbers(name: str, tensors: Iterable[Tensor], path) -> None:
     """Refuse NaN and infinity."""
-    if not all(torch.isfinite(t if t.itemsize > 1 else t.float()).all() for t in tensors if t.is_floating_point()):
+    if not all(finite(t if t.itemsize > 1 else t.float()) for t in tensors if t.is_floating_point()):
         raise BadRequest(f"{path} holds NaN or infinity for {name}; get the file again, or write it again.")
 
 

@@ -37,7 +37,7 @@ class Method:
             raise BadRequest(
                 f"There is no method {unknown[0]!r}; choose from {', '.join(PARTS)}, or a sum such as awq+gptq+clip."
             )
-        if len(set(self.parts)) < len(self.parts) or "rtn" in self.parts[1:] or self.parts[0] == "rtn" != self.name:
+        if len(set(self.parts)) < len(self.parts) or "rtn" in self.parts and len(self.parts) > 1:
             raise BadRequest(
                 f"Method {self.name!r} names a part twice, or rounding beside what rounds otherwise; write each part once, as in awq+gptq+clip."
             )

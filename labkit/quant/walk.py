@@ -89,7 +89,7 @@ def quantize_model(
             f"Method {method.name} needs calibration text and none was given; pass a Calibration, or use method 'rtn'."
         )
     statistics = {} if method.name == "rtn" or not statistics else dict(statistics)
-    check_statistics(model, statistics, calibrated)
+    check_statistics(statistics, calibrated)
     layerwise = bool(blocks) and calibration is not None and method.name != "rtn" and not statistics
     if calibration is not None and method.name != "rtn" and not statistics and not layerwise:
         progress(f"calibrating on {calibration.tokens} tokens")
@@ -138,7 +138,7 @@ def only_casts(recipe: Recipe) -> bool:
     return plain and not recipe.overrides and not recipe.first_layers.count and not recipe.last_layers.count
 
 
-def check_statistics(model: nn.Module, statistics: Mapping[str, InputStatistics], parts: Sequence[Part]) -> None:
+def check_statistics(statistics: Mapping[str, InputStatistics], parts: Sequence[Part]) -> None:
     """Refuse what was collected for another model; without any, there is nothing to check."""
     for part in parts if statistics else ():
         seen, length = statistics.get(part.name), part.shape[1]
