@@ -8,7 +8,7 @@
 #     TORCH_INDEX=…   Linux without a GPU: the address of PyTorch's CPU index; saves gigabytes of CUDA
 #     WHEELS=FOLDER   no network: install and pull from a folder made by `labkit pull --all --save FOLDER`
 #     LABKIT_CACHE=…  where models and data are kept
-#     WORKERS=…       parallel test processes (default: one a core, at most 4)
+#     WORKERS=…       parallel test processes (default: one per core, maximum 4)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,9 +45,12 @@ lab: install ## Set up, check the machine, fetch model and data, run every noteb
 test: install ## Set up and run the fast tests
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 4
 
-check: install ## The slow tests and the linter: what `make test` leaves out
+check: install ## The slow tests, the linter, the type checker and the size table
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m mypy
+	$(BIN)/python tests/size.py
+	$(BIN)/python -m pytest -m slow --durations=10
 
 jupyter: install ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=notebooks
@@ -60,10 +63,10 @@ bench: install ## Measure decoding on this machine
 
 install: $(STAMP)
 
-# The mark says that an installation is under way, and which process it is (pip may outlive make). One that
-# was killed leaves it behind, perhaps with half a package that pip would take for whole: then .venv is made
-# anew (pip keeps what it had downloaded). One that failed by itself does not, and is taken up where it was.
-# The Pythons are tried in order; one too old, or a pyenv shim with no version behind it, is passed over.
+# The mark file names the process of a running installation (pip may outlive make). A killed installation
+# leaves the mark behind, perhaps with an incomplete package that pip would accept: then .venv is made again
+# (pip keeps its downloads). An installation that fails by itself removes the mark, and the next one continues.
+# The Pythons are tried in order. One that is too old, or a pyenv shim without a version, is skipped.
 $(STAMP):
 	@if [ -f $(MARK) ]; then \
 	  if kill -0 "$$(cat $(MARK))" 2>/dev/null; then \
@@ -89,5 +92,5 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-* $(MARK) && touch $@
 
 clean: ## Remove .venv, results of runs and build leftovers (models stay in the cache folder)
-	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,14 @@
 """labkit: a lab for LLM inference.
 
-    from labkit import load_model
+    from labkit import open_model
     from labkit.generate import generate
-    print(generate(load_model(), "def add(a, b):", max_new_tokens=32).text)
 
-The names below load on first use (PEP 562), so that `import labkit` takes milliseconds and no torch:
-`labkit plan` answers at once, and a notebook may choose its thread count before torch starts.
-Rooms are reached as attributes too: `labkit.plan`, `labkit.generate`, …
+    model = open_model("default", "int4")
+    print(generate(model, "def add(a, b):", max_new_tokens=32).text)
+
+The names below load on first use (PEP 562), so `import labkit` takes milliseconds and
+no torch: `labkit plan` answers at once, and a notebook may choose its thread count
+before torch starts. Rooms are attributes too: `labkit.plan`, `labkit.generate`, …
 """
 
 from __future__ import annotations
@@ -15,51 +17,33 @@ import importlib
 
 __version__ = "0.1.0"
 
-# name -> the module that defines it. `generate` and `measure` are rooms; their functions of the same
-# name are imported from the room, because a name cannot be a module today and a function tomorrow.
-_NAMES = {
-    "BadRequest": "labkit.errors",
-    # where models and data come from
-    "asset_path": "labkit.assets",
-    "cache_dir": "labkit.assets",
-    "pull": "labkit.assets",
-    "humaneval": "labkit.texts",
-    "mmlu": "labkit.texts",
-    "calibration_text": "labkit.texts",
-    "evaluation_text": "labkit.texts",
+# module -> the names it defines. `generate` and `measure` are rooms. Import the functions
+# of these names from the rooms: a name cannot be both a module and a function.
+_MODULES = {
+    "labkit.errors": "BadRequest",
+    "labkit.files": "cache_dir",
+    # models and data
+    "labkit.lab.assets": "asset_path pull",
+    "labkit.lab.stack.open": "load_model open_model",
+    "labkit.lab.texts": "calibration_text evaluation_text humaneval mmlu",
     # measuring
-    "interleave": "labkit.measure.clock",
-    "ratio": "labkit.measure.clock",
-    "Timing": "labkit.measure.clock",
-    "tensor_bytes": "labkit.measure.bytes",
-    "read_bandwidth": "labkit.measure.bandwidth",
-    "machine": "labkit.measure.machine",
-    "Record": "labkit.measure.record",
-    "RecordWriter": "labkit.measure.record",
-    "read_records": "labkit.measure.record",
+    "labkit.lab.measure.bandwidth": "read_bandwidth",
+    "labkit.lab.measure.bytes": "tensor_bytes",
+    "labkit.lab.measure.clock": "Timing interleave ratio",
+    "labkit.lab.measure.machine": "machine",
+    "labkit.lab.measure.record": "Record RecordWriter read_records",
     # arithmetic that needs no model
-    "KVShape": "labkit.plan.memory",
-    "LayerKV": "labkit.plan.memory",
-    "kv_bytes": "labkit.plan.memory",
-    "kv_bytes_per_token": "labkit.plan.memory",
-    # caches
-    "CACHES": "labkit.cache",
-    "ContiguousCache": "labkit.cache.contiguous",
-    "KVCache": "labkit.cache.contract",
-    "make_cache": "labkit.cache",
-    # the model and plain decoding
-    "Decoder": "labkit.model.decoder",
-    "ModelConfig": "labkit.model.config",
-    "load_model": "labkit.model.load",
-    "Completion": "labkit.generate.completion",
-    "Sampling": "labkit.generate.sampling",
-    "stream": "labkit.generate.loop",
+    "labkit.plan.kv": "KVShape LayerKV kv_bytes kv_bytes_per_token",
+    # caches, the model, generating
+    "labkit.cache": "CACHES make_cache",
+    "labkit.cache.contiguous": "ContiguousCache",
+    "labkit.cache.contract": "KVCache",
+    "labkit.model.decoder": "Decoder",
+    "labkit.model.config": "ModelConfig",
+    "labkit.generate": "Completion Sampling stream",
 }
-
-_ROOMS = {
-    "assets", "batching", "bench", "cache", "cli", "doctor", "errors", "evals", "formats", "generate", "hf",
-    "kernels", "measure", "model", "notebook", "out", "plan", "quant", "runner", "show", "speculate", "stack", "texts",
-}  # fmt: skip
+_NAMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_ROOMS = "cache errors files formats generate kernels lab model plan quant speculate".split()
 
 __all__ = ["__version__", *_NAMES]
 

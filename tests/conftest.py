@@ -9,7 +9,9 @@ import os
 if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that would reach for a hub fails at once instead
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # a test that would reach for a hub fails at once instead
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
@@ -18,14 +20,20 @@ try:
     import hypothesis
 
     # The same examples in every run: a test that fails here fails everywhere.
-    hypothesis.settings.register_profile("labkit", derandomize=True, deadline=None, database=None, max_examples=20)
+    hypothesis.settings.register_profile(
+        "labkit", derandomize=True, deadline=None, database=None, max_examples=20
+    )
     hypothesis.settings.load_profile("labkit")
 except ImportError:
     pass
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", help="where tests that touch tensors run: cpu (default), cuda, cuda:1")
+    parser.addoption(
+        "--device",
+        default="cpu",
+        help="where tests that touch tensors run: cpu (default), cuda, cuda:1",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +42,14 @@ def device(request) -> str:
 
 
 # What touches tensors and is no CPU kernel: runs on the device that --device names.
-ON_DEVICE = ("tests/cache/", "tests/generate/", "tests/quant/", "tests/device/", "tests/kernels/test_packed.py",
-             "tests/kernels/test_triton_packed.py")  # fmt: skip
+ON_DEVICE = (
+    "tests/core/cache/",
+    "tests/core/generate/",
+    "tests/core/quant/",
+    "tests/lab/cuda/",
+    "tests/core/kernels/test_packed.py",
+    "tests/core/kernels/test_triton_packed.py",
+)
 
 
 def redirected(device: str):
@@ -52,14 +66,18 @@ def redirected(device: str):
     class Redirected(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             kwargs = dict(kwargs or {})
-            if function in _device_constructors() and (kwargs.get("device") is None or is_cpu(kwargs["device"])):
+            if function in _device_constructors() and (
+                kwargs.get("device") is None or is_cpu(kwargs["device"])
+            ):
                 generator = kwargs.get("generator")
                 if generator is not None and generator.device.type == "cpu":
                     return function(*args, **kwargs | {"device": "cpu"}).to(device)
                 kwargs["device"] = device
             elif function is torch.Tensor.to:
                 args = tuple(device if is_cpu(place) else place for place in args)
-                kwargs = {name: device if is_cpu(place) else place for name, place in kwargs.items()}
+                kwargs = {
+                    name: device if is_cpu(place) else place for name, place in kwargs.items()
+                }
             return function(*args, **kwargs)
 
     return Redirected()
@@ -89,7 +107,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     """A test marked real_model finds model and task sets in the cache (skipped only where told to be offline)."""
     if "real_model" in item.keywords:
-        from labkit import assets
+        from labkit.lab import assets
 
         try:
             assets.pull()  # and the task sets, which are small
@@ -111,17 +129,21 @@ def cache_folder(tmp_path, monkeypatch):
 def pytest_generate_tests(metafunc):
     """Each instruction set takes seconds to compile: this CPU's best and the portable one are tested fast, others slow."""
     if "instruction_set" in metafunc.fixturenames:
-        from labkit.kernels import native
+        from labkit.kernels.native import build as native
 
         here = native.instruction_sets()
         marks = {name: [] if name in (here[0], "portable") else [pytest.mark.slow] for name in here}
-        metafunc.parametrize("instruction_set", [pytest.param(name, marks=marks[name]) for name in here], indirect=True)
+        metafunc.parametrize(
+            "instruction_set",
+            [pytest.param(name, marks=marks[name]) for name in here],
+            indirect=True,
+        )
 
 
 @pytest.fixture
 def instruction_set(request, monkeypatch) -> str:
     """The native kernels run in it; one test for each that this CPU has."""
-    from labkit.kernels import native
+    from labkit.kernels.native import build as native
 
     if native.compiler() is None:
         pytest.skip("no C++ compiler")

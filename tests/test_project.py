@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -18,93 +17,19 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-# Rooms from the ground up; a room imports only from rooms below it.
-FLOORS = (
-    {"errors"},
-    {"formats", "measure", "assets"},
-    {"kernels", "plan", "texts"},
-    {"cache", "quant"},
-    {"model"},
-    {"generate"},
-    {"speculate", "batching"},
-    {"evals", "bench", "show"},
-    {"stack", "hf"},
-    {"out"},
-    {"notebook", "doctor"},
-    {"runner"},
-    {"cli"},
-    {"__main__"},
-)
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-
-
-def room_imports(path: Path, package: Path):
-    """(room, imported room, line) for every labkit import in a file, also inside functions."""
-    inside = path.relative_to(package.parent).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package_parts = inside[: len(inside) - node.level] if path.name != "__init__.py" else inside[: -node.level]
-            base = ".".join(package_parts) + "." if node.level else ""
-            module = base + (node.module or "")
-            names = [f"{module.rstrip('.')}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "labkit" and len(parts) > 1 and parts[1] in FLOOR:
-                yield inside[1], parts[1], node.lineno
-
-
-def broken_rules(package: Path) -> list[str]:
-    broken = []
-    for path in sorted(package.rglob("*.py")):
-        if path.parent == package and path.name == "__init__.py":
-            continue
-        room = path.relative_to(package).with_suffix("").parts[0]
-        if room not in FLOOR:
-            broken.append(f"{path.name}: the room {room} stands on no floor")
-            continue
-        for here, there, line in room_imports(path, package):
-            if here != there and FLOOR[there] >= FLOOR[here]:
-                broken.append(f"{path.relative_to(package)}:{line}: {here} imports {there}, which is not below it")
-    return broken
-
-
-def test_rooms_import_only_downwards():
-    assert broken_rules(ROOT / "labkit") == []
-
-
-@pytest.mark.parametrize(
-    ("line", "allowed"),
-    [
-        ("from labkit.model import x", False),  # upwards
-        ("from labkit.quant.rtn import x", False),  # sideways
-        ("from labkit import quant", False),
-        ("from ..quant import rtn", False),
-        ("def f():\n    import labkit.generate.loop", False),  # late is no better
-        ("from labkit.cache.contract import x", True),
-        ("from .contract import x", True),
-        ("from labkit.kernels import x", True),
-        ("import torch", True),
-    ],
-)
-def test_the_rule_of_rooms_sees_every_kind_of_import(tmp_path, line, allowed):
-    (tmp_path / "labkit" / "cache").mkdir(parents=True)
-    (tmp_path / "labkit" / "cache" / "one.py").write_text(line)
-    assert (broken_rules(tmp_path / "labkit") == []) == allowed
-
-
 # Importing
 
 
 def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
 
 
 def test_every_name_that_labkit_offers_is_there():
-    code = "import labkit\nfor name in labkit.__all__: assert getattr(labkit, name) is not None, name"
+    code = (
+        "import labkit\nfor name in labkit.__all__: assert getattr(labkit, name) is not None, name"
+    )
     run_python(code)
     import labkit
 
@@ -112,8 +37,7 @@ def test_every_name_that_labkit_offers_is_there():
     with pytest.raises(AttributeError, match="nonsense"):
         labkit.nonsense  # noqa: B018
     # A name that is also a room would mean a function before the room is imported and a module after.
-    assert not set(labkit._NAMES) & labkit._ROOMS
-    assert labkit._ROOMS == set(FLOOR) - {"__main__"}
+    assert not set(labkit._NAMES) & set(labkit._ROOMS)
 
 
 # Metadata
@@ -121,14 +45,22 @@ def test_every_name_that_labkit_offers_is_there():
 
 def bounds(requirements) -> dict[str, str]:
     pattern = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
-    return {match[1].lower(): match[2] for line in requirements if (match := pattern.match(line.strip()))}
+    return {
+        match[1].lower(): match[2]
+        for line in requirements
+        if (match := pattern.match(line.strip()))
+    }
 
 
 def declared(*extras: str) -> dict[str, str]:
     project = PYPROJECT["project"]
-    lines = project["dependencies"] + [line for name in extras for line in project["optional-dependencies"][name]]
+    lines = project["dependencies"] + [
+        line for name in extras for line in project["optional-dependencies"][name]
+    ]
     lines = sorted(set(lines))  # an extra may repeat what another asks for, with the same bound
-    assert len(bounds(lines)) == len(lines), "every requirement has one lower bound and nothing else"
+    assert len(bounds(lines)) == len(lines), (
+        "every requirement has one lower bound and nothing else"
+    )
     return bounds(lines)
 
 
@@ -137,7 +69,12 @@ def test_requirements_admit_colab_and_are_only_lower_bounds():
         return tuple(int(part) for part in text.split("."))
 
     names = declared("lab", "test", "peers", "ray", "export")
-    for name, installed in {"torch": "2.11", "pandas": "2.2", "ipywidgets": "7.7", "ipython": "7.34"}.items():
+    for name, installed in {
+        "torch": "2.11",
+        "pandas": "2.2",
+        "ipywidgets": "7.7",
+        "ipython": "7.34",
+    }.items():
         assert version(names[name]) <= version(installed), name
 
 
@@ -147,7 +84,9 @@ def test_conda_says_what_pyproject_says():
     listed = yaml.safe_load(text)["dependencies"]
     conda = bounds(line for line in listed if isinstance(line, str))
     assert PYPROJECT["project"]["requires-python"] == ">=" + conda.pop("python")
-    assert {conda_names.get(name, name): bound for name, bound in conda.items()} == declared("lab", "test")
+    assert {conda_names.get(name, name): bound for name, bound in conda.items()} == declared(
+        "lab", "test"
+    )
     for line in text.splitlines():  # each line says what it is for
         assert not re.match(r"\s+- [\w-]+>=", line) or "  # " in line, line
 
@@ -156,7 +95,9 @@ def test_the_tested_set_covers_what_is_declared():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.lower().split("==") for line in lines if line and not line.startswith("#"))
     assert pins["torch"] == "2.13.0"  # no build suffix: a CPU or a CUDA build
-    assert set(declared("lab", "test", "peers", "ray", "export")) <= {name.replace("_", "-") for name in pins}
+    assert set(declared("lab", "test", "peers", "ray", "export")) <= {
+        name.replace("_", "-") for name in pins
+    }
 
 
 def test_the_version_is_said_once():
@@ -167,7 +108,9 @@ def test_the_version_is_said_once():
     assert citation["authors"] == [{"name": "The labkit authors"}]
     assert citation["repository-code"] == PYPROJECT["project"]["urls"]["Source"]
     assert "Changes to the design" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "Attribution 4.0 International" in (ROOT / "LICENSE-notebooks").read_text(encoding="utf-8")
+    assert "Attribution 4.0 International" in (ROOT / "LICENSE-notebooks").read_text(
+        encoding="utf-8"
+    )
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -179,7 +122,9 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @needs_make
 def test_make_help_lists_every_target():
-    shown = subprocess.run(["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    shown = subprocess.run(
+        ["make", "help"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     for target in ("lab", "test", "check", "jupyter", "peers", "bench", "clean", "help"):
         assert re.search(rf"^  {target} +\w", shown, re.MULTILINE), target
 
@@ -208,7 +153,11 @@ esac
 
 def make(folder: Path, environment, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [shutil.which("make"), *arguments], cwd=folder, env=environment, capture_output=True, text=True
+        [shutil.which("make"), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -229,7 +178,9 @@ def test_make_lab_sets_up_once_and_runs_the_three_commands(tmp_path):
         re.findall(r"^(doctor|pull|run --scale quick)$", said, re.MULTILINE)
         == ["doctor", "pull", "run --scale quick"] * 2
     )
-    (tmp_path / "constraints.txt").write_text("torch==2.14.0\n")  # another set: installed once more, same .venv
+    (tmp_path / "constraints.txt").write_text(
+        "torch==2.14.0\n"
+    )  # another set: installed once more, same .venv
     make(tmp_path, environment, "lab")
     assert asked(tmp_path).count("pip install") == 2 and asked(tmp_path).count("-m venv") == 1
 
@@ -244,7 +195,10 @@ def test_an_installation_that_was_killed_starts_afresh(tmp_path):
     (tmp_path / ".venv" / ".installing").write_text(str(dead.pid))
     done = make(tmp_path, environment, "install")
     assert done.returncode == 0 and "interrupted" in done.stdout
-    assert not (tmp_path / ".venv" / "half a package").exists() and not (tmp_path / ".venv" / ".installing").exists()
+    assert (
+        not (tmp_path / ".venv" / "half a package").exists()
+        and not (tmp_path / ".venv" / ".installing").exists()
+    )
 
 
 @needs_make
@@ -288,9 +242,14 @@ def test_the_variables_reach_pip(tmp_path):
 
 def test_ci_runs_the_commands_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert [line.split(maxsplit=2)[2] for line in script.splitlines() if line.startswith("phase ")] == [
-        "make install", "make test", "make lab", "make check",
-    ]  # fmt: skip
+    assert [
+        line.split(maxsplit=2)[2] for line in script.splitlines() if line.startswith("phase ")
+    ] == [
+        "make install",
+        "make test",
+        "make lab",
+        "make check",
+    ]
     assert "set -euo pipefail" in script and (ROOT / ".ci" / "run").stat().st_mode & 0o100
     if shutil.which("bash"):
         subprocess.run(["bash", "-n", ".ci/run"], check=True, cwd=ROOT)
@@ -299,20 +258,44 @@ def test_ci_runs_the_commands_of_the_readme():
 @pytest.mark.slow
 def test_the_wheel_carries_code_and_data(tmp_path):
     """Builds with the build backend from the index pip is configured for."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("labkit-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     packaged = {name for name in names if name.startswith("labkit/") and name.endswith(".py")}
     assert packaged >= {
-        f"labkit/{path.relative_to(ROOT / 'labkit').as_posix()}" for path in (ROOT / "labkit").rglob("*.py")
+        f"labkit/{path.relative_to(ROOT / 'labkit').as_posix()}"
+        for path in (ROOT / "labkit").rglob("*.py")
     }
     assert {"labkit/py.typed", "labkit/data/assets.json"} <= set(names)
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    code = "import labkit.assets as a; print(a.data_path('assets.json')); print(a.find('default').name)"
+    code = (
+        "import labkit.files as f, labkit.lab.assets as a; print(f.data_path('assets.json')); "
+        "print(a.find('default').name); import labkit_course.start, labkit_course.show.plots; "
+        "from labkit_course.checks import kv_cache; print(kv_cache.__file__); "
+        "print(len(labkit_course.start.bootstrap()) > 0)"
+    )
     shown = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r}); {code}"],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-    ).stdout.split()  # fmt: skip
-    assert Path(shown[0]) == site / "labkit" / "data" / "assets.json" and shown[1] == "smollm2-135m-instruct"
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    ).stdout.split()
+    assert (
+        Path(shown[0]) == site / "labkit" / "data" / "assets.json"
+        and shown[1] == "smollm2-135m-instruct"
+    )
+    assert Path(shown[2]) == site / "labkit_course" / "checks" / "kv_cache.py"
+    assert shown[3] == "True"

@@ -1,4 +1,8 @@
-"""KV caches by name. A new cache is one file and one line here; tests, benches and commands read this table."""
+"""KV caches by name.
+
+A new cache is one file and one line here. Tests, benchmarks and commands read this
+table.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,19 @@ import torch
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
 from labkit.cache.eviction import KeyNorm, Observed
-from labkit.cache.paged import PagedCache, paged_cache
-from labkit.cache.quantized import QuantizedCache, quantized_cache
-from labkit.cache.window import WindowedCache, windowed_cache
+from labkit.cache.paged.cache import PagedCache
+from labkit.cache.paged.cache import paged_cache as paged_cache
+from labkit.cache.quantized.cache import QuantizedCache as QuantizedCache
+from labkit.cache.quantized.cache import quantized_cache
+from labkit.cache.window import WindowedCache
+from labkit.cache.window import windowed_cache as windowed_cache
 from labkit.errors import BadRequest
-from labkit.plan.memory import KVShape
+from labkit.plan.kv import KVShape
 
-CACHES: dict[str, Callable[..., KVCache] | None] = {
-    "none": None,  # an equal choice: the whole text is computed again for every token
+Maker = Callable[..., KVCache]
+
+CACHES: dict[str, Maker | None] = {
+    "none": None,  # no cache: the whole text is computed again for every token
     "contiguous": ContiguousCache,
     "windowed": WindowedCache,  # each layer keeps what its own window needs
     "paged": PagedCache,  # each row takes blocks of 16 tokens as it grows, and rows may share them
@@ -24,24 +33,35 @@ CACHES: dict[str, Callable[..., KVCache] | None] = {
     "key_norm": KeyNorm,
     "observed": Observed,
 }
-EXACT = ("contiguous", "windowed", "paged")  # give the answer that a recomputation gives
+EXACT = ("contiguous", "windowed", "paged")  # these give the same answer as no cache
 
 
-def cache_maker(kind: str | Callable[..., KVCache]) -> Callable[..., KVCache] | None:
-    """The function that makes caches of the kind named (None for "none"); a function stands for itself."""
+def cache_maker(kind: str | Maker) -> Maker | None:
+    """Look up the function that makes caches of a kind.
+
+    A function is returned as it is.
+    """
     if callable(kind):
         return kind
     if not isinstance(kind, str) or kind not in CACHES:
-        raise BadRequest(f"There is no cache named {kind!r}; choose one of {', '.join(sorted(CACHES))}.")
+        known = ", ".join(sorted(CACHES))
+        raise BadRequest(f"There is no cache named {kind!r}; choose one of {known}.")
     return CACHES[kind]
 
 
-def make_cache(kind: str | Callable[..., KVCache], shape: KVShape, batch: int = 1, capacity: int | None = None,
-               dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> KVCache | None:
-    """A cache of the kind named (None for "none"), or what a factory of the same arguments makes."""
+def make_cache(
+    kind: str | Maker,
+    shape: KVShape,
+    batch: int = 1,
+    capacity: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> KVCache | None:
+    """Make a cache of a kind, given by name or as a function of the same arguments.
+
+    Returns None for "none".
+    """
     maker = cache_maker(kind)
-    return None if maker is None else maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
-
-
-__all__ = ["CACHES", "EXACT", "ContiguousCache", "KVCache", "PagedCache", "QuantizedCache", "WindowedCache", "cache_maker", "make_cache",
-           "paged_cache", "quantized_cache", "windowed_cache"]
+    if maker is None:
+        return None
+    return maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)

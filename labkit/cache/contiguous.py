@@ -1,111 +1,135 @@
-"""The contiguous cache: one block of keys and one of values per layer, slot s holds position s.
+"""Cache keys and values in one block per layer; slot s stores position s.
 
-A decode step then computes one token instead of the whole text again: the work of the weights per new token
-falls from S tokens to one, and reading the cache (2 * K * D numbers per token held and layer) takes its place.
+A decode step computes one token instead of the whole text. In return, each step reads
+the cache: 2 * K * D numbers per cached token and layer.
 
     bytes = rows * slots * sum over layers of (2 * K * D) * bytes of a number
 
-Slots double when they run out, up to `capacity`, so appending costs O(1) copies a token on average; while a cache
-grows, the old and the new one are both there. A capacity below the next doubling is taken at once.
-It loses when rows differ much in length (every row is as long as the longest; see the paged cache), and for
-very short texts, where recomputing a few tokens costs as much as reading them back.
+The number of slots doubles when they run out, up to `capacity`. While a cache grows,
+the old and the new block both exist.
+
+When it loses: rows of very different length (each takes as much as the longest; see the
+paged cache), and very short texts, which cost as much to read as to recompute.
 """
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache
-from labkit.cache.step import Step, attend_dense
-from labkit.measure import pages
-from labkit.plan.memory import KVShape, LayerKV
-
-FIRST_SLOTS = 256
-
-
-def stored(layer: LayerKV) -> tuple[int, int, int]:
-    """Heads, numbers a head and token, and how many tensors: keys and values, or (MLA) latent and rotated key as one."""
-    if layer.latent_dim is not None:
-        return 1, layer.latent_dim + layer.rope_dim, 1
-    return layer.num_kv_heads, layer.head_dim, 2
+from labkit.cache.contract import InMemory, KVCache, doubled, stored
+from labkit.cache.forward_pass import Step, attend_dense
+from labkit.kernels import huge_pages
+from labkit.plan.kv import KVShape
 
 
 class ContiguousCache(KVCache):
-    """Dense keys and values [B, K, slots, D] per layer; windows of the shape are masked, not dropped."""
+    """Dense keys and values [B, K, slots, D] per layer.
 
-    def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None,
-                 dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
-        super().__init__(shape, batch, capacity, dtype, device)
-        self.slots = self._enough(1)
-        self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
-        self.keys: list[Tensor | None] = [None] * shape.num_layers
-        self.values: list[Tensor | None] = [None] * shape.num_layers
-        self.addresses: tuple | None = None  # what a native stack remembers of where the tensors lie, until they move
-        self._allocate(self.slots)
+    Windows are masked, not dropped.
+    """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        if self._home[layer] != layer:
-            raise ValueError(f"Layer {layer} reads the cache of layer {self._home[layer]}; it has nothing to append.")
-        step, both = self.step, ((self.keys[layer], keys), (self.values[layer], values))
-        if self.shape.layers[layer].latent_dim is not None:
-            both = both[:1]  # the values are a part of the keys
-        if step.uniform:
-            start = step.starts[0]
-            end = start + step.num_tokens
-            for held, new in both:
-                held[:, :, start:end] = new
-        else:
-            rows, tokens, slots = step.scatter()  # [N] each; the padding is in none of them
-            for held, new in both:
-                held[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
+        start, end = self.step.starts[0], self.step.starts[0] + self.step.num_tokens
+        for cached, new in self._sides(layer, keys, values):
+            if self.step.uniform:
+                cached[:, :, start:end] = new  # [B, K, T, D]
+            else:
+                self._append_ragged(cached, new)
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        spec, home, length = self.shape.layers[layer], self._home[layer], self.step.length
-        keys = self.keys[home][:, :, :length]  # [B, K, S, D]
-        values = keys[..., : spec.latent_dim] if spec.latent_dim is not None else self.values[home][:, :, :length]
-        return attend_dense(self.step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks)
+        keys, values = self._cached(layer)  # [B, K, S, D], all tokens so far
+        return attend_dense(self.step, queries, keys, values, scale, self.shape.layers[layer])
 
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
+    def __init__(self, *sizes: Any, **named: Any):
+        super().__init__(*sizes, **named)
+        self.keys: list[Any] = [None] * self.shape.num_layers  # None: the layer stores nothing
+        self.values: list[Any] = [None] * self.shape.num_layers  # None: the layer stores a latent
+        self._allocate(self._enough(1))
+
+    def _sides(self, layer: int, keys: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (cached, new) tensors. An MLA layer has keys only."""
+        self.check_own(layer)
+        yield self.keys[layer], keys
+        if self.values[layer] is not None:
+            yield self.values[layer], values
+
+    def _append_ragged(self, cached: Tensor, new: Tensor) -> None:
+        """Write rows of unequal length, without their padding."""
+        rows, tokens, slots = self.step.scatter()  # [N] each
+        cached[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
+
+    def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return views of the keys and values that a layer reads."""
+        home, latent = self.shape.home[layer], self.shape.layers[layer].latent_dim
+        keys = self.keys[home][:, :, : self.step.length]
+        if latent is not None:
+            return keys, keys[..., :latent]  # MLA: the values are a part of the keys
+        return keys, self.values[home][:, :, : self.step.length]
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensor in (*self.keys, *self.values) if tensor is not None]
 
     def nbytes_used(self) -> int:
-        own = (layer for i, layer in enumerate(self.shape.layers) if self._home[i] == i)
-        numbers = sum(heads * width * sides for heads, width, sides in map(stored, own))
+        numbers = sum(math.prod(stored(self.shape.layers[i])) for i in self.shape.own)
         return sum(self.lengths) * numbers * self.dtype.itemsize
+
+    def _layout(self) -> InMemory | None:
+        kind = {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(self.dtype)
+        keys, values = (
+            [{"numbers": tensor} for tensor in side] for side in (self.keys, self.values)
+        )
+        return None if kind is None else InMemory(kind, self.slots, keys, values)
+
+    def of_layers(self, layers: Sequence[int]) -> ContiguousCache:
+        """Return a view of some layers: the same tensors, with separate lengths."""
+        view = copy.copy(self)
+        view.shape = KVShape(tuple(self.shape.layers[i] for i in layers))
+        view.keys, view.values = ([side[i] for i in layers] for side in (self.keys, self.values))
+        view._in_memory = None
+        return view
+
+    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(self.length, device=self.device).expand(self.batch, -1)
+        return self.keys[layer][:, :, : self.length].float(), positions
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
         if max(lengths) > self.slots:
             self._allocate(self._enough(max(lengths)))
 
     def _enough(self, length: int) -> int:
-        slots = FIRST_SLOTS
-        while slots < length:
-            slots *= 2
+        slots = doubled(self.first_slots, length)
         return slots if self.capacity is None or self.capacity >= 2 * slots else self.capacity
 
     def _allocate(self, slots: int) -> None:
-        # Zeros, because a masked slot still takes part with weight 0, and 0 * NaN is NaN. Ordinary tensors even
-        # under inference mode, so that a cache filled there can be used outside of it. On a CPU all layers lie in one
-        # piece, which may be on huge pages; a device grows layer by layer, and so holds only one of them twice.
-        own = [(i, *stored(layer)) for i, layer in enumerate(self.shape.layers) if self._home[i] == i]
-        numbers = [self.batch * heads * slots * width for _, heads, width, sides in own for _ in range(sides)]
-        with torch.inference_mode(False), torch.no_grad():
+        # Zeros, because a masked slot is multiplied by weight 0, and 0 * NaN is NaN. On a
+        # CPU all layers lie in one piece, which may be on huge pages. Another device grows
+        # layer by layer.
+        places = []
+        for i in self.shape.own:
+            heads, width, sides = stored(self.shape.layers[i])
+            for side in (self.keys, self.values)[:sides]:
+                places.append((side, i, (self.batch, heads, slots, width)))
+        numbers = [math.prod(size) for _, _, size in places]
+        with torch.inference_mode(False), torch.no_grad():  # ordinary tensors, usable everywhere
             if self.device.type == "cpu":
-                pieces = iter(pages.zeros(sum(numbers), self.dtype).split(numbers))
+                pieces = iter(huge_pages.zeros(sum(numbers), self.dtype).split(numbers))
             else:
                 pieces = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in numbers)
-            for i, heads, width, sides in own:
-                for side in (self.keys, self.values)[:sides]:
-                    # `.data`: a tensor of its own for autograd, which else takes a write in one layer for a write in all
-                    grown = next(pieces).view(self.batch, heads, slots, width).data
-                    if side[i] is not None:
-                        grown[:, :, : self.length] = side[i][:, :, : self.length]
-                    side[i] = grown
-        self.slots, self.addresses = slots, None
+            for side, i, size in places:
+                # `.data`: autograd would take a write to one layer for a write to all.
+                new = next(pieces).view(size).data
+                if side[i] is not None:
+                    new[:, :, : self.length] = side[i][:, :, : self.length]
+                side[i] = new
+        self.slots, self._in_memory = slots, None
 
-    def _select(self, rows: tuple[int, ...]) -> None:
-        order = torch.tensor(rows, device=self.device)
+    def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
         for side in (self.keys, self.values):
             side[:] = [t if t is None else t.index_select(0, order) for t in side]
-        self.addresses = None
+        self._in_memory = None

@@ -1,73 +1,157 @@
-"""What every KV cache promises, and the bookkeeping that they share.
+"""The contract of every KV cache, and the bookkeeping that all caches share.
 
-One forward pass is one `advance` (which tokens are new) and then, in each layer, `append` (their keys and
-values) and `attend` (queries against all that is held). A cache may attend without gathering, so packed,
-paged and windowed caches fit. Rows of a batch have lengths of their own, kept as Python integers so that no
-step waits for the device; batches of unequal prompts are padded on the right and `counts` drops the padding.
+A forward pass calls `advance` once and then, in each layer, `append` and `attend`:
 
     cache.advance(T, counts) -> positions [B, T]
-    cache.append(layer, keys [B, K, T, D], values [B, K, T, D])      keys already rotated
+    cache.append(layer, keys [B, K, T, D], values [B, K, T, D])      keys are already rotated
     cache.attend(layer, queries [B, H, T, D]) -> [B, H, T, D]
 
-A new cache writes five small methods (`append`, `attend`, `_reserve`, `_select`, `nbytes`) and, where going
-back touches more than a length, `_rewind`. All checks happen here, before anything is changed.
+Each row of a batch has its own length. Lengths are Python integers, so no step waits
+for the device. Prompts of unequal length are padded on the right; `counts` excludes the
+padding.
+
+A new cache implements `append`, `attend`, `tensors`, `nbytes_used`, `_held_keys`,
+`_reserve` and `_select`, and also `_rewind` if a rewind changes more than the length.
+Arguments are checked here, before anything changes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.cache.step import Step
+from labkit.cache.forward_pass import Step
 from labkit.errors import BadRequest, whole_number
-from labkit.measure.device import check_device
-from labkit.plan.memory import KVShape
+from labkit.kernels.device import check_device
+from labkit.plan.kv import KVShape, LayerKV
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def whole_numbers(values: object, what: str) -> tuple[int, ...]:
-    """A sequence of whole numbers, or a refusal; one number alone is none."""
-    try:
-        if isinstance(values, str | bytes):
-            raise TypeError
-        found = tuple(values)
-    except TypeError:
-        raise BadRequest(f"{what} are {values!r}; give a sequence of whole numbers.") from None
-    return tuple(whole_number(value, f"One of {what[0].lower()}{what[1:]}") for value in found)
+def whole_numbers(values: object, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Return `values` as a tuple of ints.
+
+    Raise BadRequest unless it is a sequence of `count` ints.
+    """
+    numbers: tuple[object, ...] | None = None
+    with suppress(TypeError):
+        numbers = None if isinstance(values, str | bytes) else tuple(values)  # type: ignore[arg-type]
+    if numbers is None or (count is not None and len(numbers) != count):
+        raise BadRequest(f"{what} are {values!r}; give a sequence of whole numbers, one per row.")
+    return tuple(whole_number(number, f"One of {what[0].lower()}{what[1:]}") for number in numbers)
 
 
 def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) -> tuple[int, ...]:
-    """How many of `num_tokens` new tokens are real in each row; None: all."""
+    """Return how many of `num_tokens` new tokens are real in each row.
+
+    None means all.
+    """
     if counts is None:
         return (num_tokens,) * batch
-    counts = whole_numbers(counts, "The counts of new tokens")
-    if len(counts) != batch:
-        raise BadRequest(f"{len(counts)} counts of new tokens for {batch} rows; give one a row.")
+    counts = whole_numbers(counts, "The counts of new tokens", batch)
     if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
-        raise BadRequest(f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens} each, not all 0.")
+        raise BadRequest(
+            f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens} "
+            "per row, and at least one above 0."
+        )
     return counts
 
 
-class KVCache(ABC):
-    """Keys and values of `batch` rows, at most `capacity` tokens each (None: as many as memory holds)."""
+def stored(layer: LayerKV) -> tuple[int, int, int]:
+    """Return the number of heads, of values per head and token, and of tensors.
 
-    def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None,
-                 dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
+    Keys and values are two tensors; an MLA layer stores one latent with its rotary key.
+    """
+    if layer.latent_dim is not None:
+        return 1, layer.latent_dim + layer.rope_dim, 1
+    return layer.num_kv_heads, layer.head_dim, 2
+
+
+def doubled(slots: int, needed: int) -> int:
+    """Double `slots` until `needed` fit; each append then copies O(1) tokens."""
+    while slots < needed:
+        slots *= 2
+    return slots
+
+
+def grown(
+    old: Tensor | None, size: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return zeros of shape `size` with `old` copied to the start of every dimension.
+
+    The result is an ordinary tensor under inference mode too.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        new = torch.zeros(*size, dtype=dtype, device=device)
+        if old is not None:
+            new[tuple(map(slice, old.shape))] = old
+    return new
+
+
+@dataclass(eq=False)
+class InMemory:
+    """The memory of keys and values, for a kernel that reads them in one call.
+
+    `keys` and `values` have one dictionary per layer. "fp32" and "bf16" caches store
+    "numbers" [B, K, slots, D]. "int8" caches store "codes" of that shape, and a "scale"
+    and a "minimum" [B, K, slots, 1] in bfloat16.
+    """
+
+    kind: str
+    slots: int
+    keys: list[dict[str, Tensor]]
+    values: list[dict[str, Tensor]]
+    addresses: Any = None  # set by the kernel, which stores the addresses of the tensors here
+
+
+class KVCache(ABC):
+    """Keys and values of `batch` rows, each of at most `capacity` tokens.
+
+    A capacity of None means no limit.
+
+    Raises BadRequest for a shape that this kind of cache does not support.
+    """
+
+    first_slots = 256  # slots allocated at first; they double when they run out
+    stores_latents = True  # whether it supports MLA layers
+    shares_layers = True  # whether it supports layers that read another layer's cache
+    step: Step  # of the current or latest forward pass
+    _in_memory: InMemory | None = None
+
+    def __init__(
+        self,
+        shape: KVShape,
+        batch: int = 1,
+        capacity: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ):
         if not isinstance(shape, KVShape) or not shape.layers:
-            raise BadRequest(f"The shape of a cache is {shape!r}; give a KVShape of at least one layer.")
-        batch = whole_number(batch, "The batch of a cache", 1)
+            raise BadRequest(f"The shape of a cache is {shape!r}; give a KVShape with layers.")
         if capacity is not None:
             capacity = whole_number(capacity, "The capacity of a cache (None: no limit)", 1)
         if dtype not in DTYPES:
-            raise BadRequest(f"The dtype of a cache is {dtype}; give one of {', '.join(map(str, DTYPES))}.")
+            names = ", ".join(map(str, DTYPES))
+            raise BadRequest(f"The dtype of a cache is {dtype}; give one of {names}.")
         check_device(device)
-        self.shape, self.capacity, self.dtype, self.device = shape, capacity, dtype, torch.device(device)
-        self.lengths: tuple[int, ...] = (0,) * batch
-        self.step: Step | None = None  # of the forward pass that runs or ran last
+        latents = any(layer.latent_dim is not None for layer in shape.layers)
+        shared = len(shape.own) < shape.num_layers
+        if (latents and not self.stores_latents) or (shared and not self.shares_layers):
+            raise BadRequest(
+                f"A {type(self).__name__} does not support {'MLA latents' if latents else 'shared'} "
+                "layers; make a contiguous cache for this model."
+            )
+        self.shape = shape
+        self.capacity = capacity
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.lengths = (0,) * whole_number(batch, "The batch of a cache", 1)
 
     @property
     def batch(self) -> int:
@@ -75,57 +159,113 @@ class KVCache(ABC):
 
     @property
     def length(self) -> int:
-        """Tokens seen by the longest row, whatever a window or an eviction has dropped since."""
+        """Number of tokens that the longest row has seen, including dropped ones."""
         return max(self.lengths)
 
     def advance(self, num_tokens: int, counts: Sequence[int] | None = None) -> Tensor:
-        """Announce `num_tokens` new tokens a row, of which `counts[b]` are real; their positions [B, T]."""
+        """Announce `num_tokens` new tokens per row, of which `counts[b]` are real.
+
+        Returns their positions [B, T]. Raises BadRequest if the cache is full.
+        """
         num_tokens = whole_number(num_tokens, "The number of new tokens", 1)
         counts = checked_counts(num_tokens, counts, self.batch)
         lengths = tuple(map(int.__add__, self.lengths, counts))
         if self.capacity is not None and max(lengths) > self.capacity:
             row = lengths.index(max(lengths))
             raise BadRequest(
-                f"The cache is full: row {row} holds {self.lengths[row]} tokens and {counts[row]} more exceed its "
-                f"capacity of {self.capacity}; rewind it or make one with a larger capacity."
+                f"The cache is full: row {row} has {self.lengths[row]} tokens and {counts[row]} "
+                f"more exceed the capacity of {self.capacity}; rewind the cache or make a larger one."
             )
         step = Step(self.lengths, counts, num_tokens, self.device)
         self._reserve(lengths, step)
         self.step, self.lengths = step, lengths
         return step.positions
 
-    def most_at_once(self) -> tuple[int | None, ...]:
-        """How many tokens one pass may add to each row so that the answers are those of single steps and all but the first
-        can be taken back by `rewind`; None is any number. What speculative decoding asks before it drafts."""
-        return (None,) * self.batch
-
     def rewind(self, lengths: int | Sequence[int]) -> None:
-        """Keep the first `lengths` tokens (one number, or one a row); 0 is empty; never grows."""
-        if isinstance(lengths, str) or not hasattr(lengths, "__len__") or getattr(lengths, "ndim", 1) == 0:
-            kept = (whole_number(lengths, "The length to rewind to"),) * self.batch
+        """Keep the first `lengths` tokens (one number, or one per row).
+
+        0 empties a row.
+        """
+        what = "The lengths to rewind to"
+        if hasattr(lengths, "__len__") and getattr(lengths, "ndim", 1) > 0:
+            kept = whole_numbers(lengths, what, self.batch)
         else:
-            kept = whole_numbers(lengths, "The lengths to rewind to")
-        if len(kept) != self.batch:
-            raise BadRequest(f"{len(kept)} lengths to rewind to for {self.batch} rows; give one number or one a row.")
-        for row, (keep, held) in enumerate(zip(kept, self.lengths)):
-            if not 0 <= keep <= held:
-                raise BadRequest(f"Row {row} holds {held} tokens and cannot keep {keep}; give 0 to {held}.")
+            kept = (whole_number(lengths, what),) * self.batch
+        for row, (keep, length) in enumerate(zip(kept, self.lengths)):
+            if not 0 <= keep <= length:
+                raise BadRequest(
+                    f"Row {row} has {length} tokens and cannot keep {keep}; give 0 to {length}."
+                )
         if kept != self.lengths:
             self._rewind(kept)
             self.lengths = kept
 
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """Maximum number of tokens that one pass may add to each row.
+
+        None means any number.
+
+        A pass within this limit gives the same answers as single steps, and `rewind`
+        can then undo all of its tokens but the first. Speculative decoding reads this
+        limit before it drafts.
+        """
+        return (None,) * self.batch
+
+    def allow_rewind(self, tokens: int) -> None:  # noqa: B027  (a default, not a gap)
+        """Prepare an empty cache for rewinds by up to `tokens` tokens.
+
+        Windowed caches keep that many more tokens. Other caches do nothing: most keep
+        every token, and evicted tokens cannot be restored.
+        """
+
     def select(self, rows: Sequence[int]) -> None:
-        """Row i becomes a copy of what row `rows[i]` was: reorder, repeat or drop rows."""
+        """Replace row i by the previous row `rows[i]`: reorder, repeat or drop rows."""
         rows = whole_numbers(rows, "The rows to select")
-        if not rows:
-            raise BadRequest("No rows to select; name at least one row of the cache.")
-        for row in rows:
-            if not 0 <= row < self.batch:
-                raise BadRequest(f"Row {row} to select of {self.batch}; give rows from 0 to {self.batch - 1}.")
+        if not rows or not 0 <= min(rows) <= max(rows) < self.batch:
+            raise BadRequest(
+                f"The rows to select are {list(rows)}; give at least one, from 0 to {self.batch - 1}."
+            )
         if rows != tuple(range(self.batch)):
             with torch.inference_mode(False), torch.no_grad():
-                self._select(rows)
+                self._select(rows, torch.tensor(rows, device=self.device))
             self.lengths = tuple(self.lengths[row] for row in rows)
+
+    def held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys [B, K, S, D] in float32, and positions [B, S].
+
+        The position of an empty slot is NOWHERE. Use this for inspection only, because
+        it decodes all keys at once.
+        """
+        own = [i for i in self.shape.own if self.shape.layers[i].latent_dim is None]
+        if whole_number(layer, "layer") not in own:
+            raise BadRequest(f"Layer {layer} has no keys of its own; give one of the layers {own}.")
+        if self.length == 0:
+            raise BadRequest("The cache has no tokens yet; pass some through the model first.")
+        return self._held_keys(layer)
+
+    def in_memory(self) -> InMemory | None:
+        """Describe where keys and values lie, for a kernel; None if it cannot read them.
+
+        The same object is returned until the tensors move. A subclass that changes
+        `append` or `attend` must override this too.
+        """
+        if self._in_memory is None and self.device.type == "cpu":
+            odd = (layer.sinks or layer.latent_dim is not None for layer in self.shape.layers)
+            if len(self.shape.own) == self.shape.num_layers and not any(odd):
+                self._in_memory = self._layout()
+        return self._in_memory
+
+    def nbytes(self) -> int:
+        """Number of bytes of all allocated tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def check_own(self, layer: int) -> None:
+        """Raise ValueError if the layer reads another layer's cache."""
+        if self.shape.home[layer] != layer:
+            raise ValueError(
+                f"Layer {layer} reads the cache of layer {self.shape.home[layer]}; "
+                "it has nothing to append."
+            )
 
     @abstractmethod
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -133,23 +273,59 @@ class KVCache(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        """Attention of the announced tokens' queries [B, H, T, D] over what the layer holds."""
+        """Compute attention [B, H, T, D] for the queries of the announced tokens."""
 
     @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the tensors that are really allocated."""
+    def tensors(self) -> Iterable[Tensor]:
+        """All tensors that are allocated for keys and values."""
 
     @abstractmethod
     def nbytes_used(self) -> int:
-        """Bytes that the tokens now held need, by the formula."""
+        """Return the number of bytes that the cached tokens need."""
 
     @abstractmethod
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
-        """Make room for `lengths`, or refuse with nothing changed."""
+        """Make room for `lengths`, or raise BadRequest and change nothing."""
 
     @abstractmethod
-    def _select(self, rows: tuple[int, ...]) -> None:
-        """Reorder every tensor and every per-row number that the subclass keeps; no two rows may alias."""
+    def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
+        """Reorder all tensors and per-row numbers.
+
+        Two rows must not share memory afterwards. `order` is `rows` as a tensor.
+        """
+
+    @abstractmethod
+    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What `held_keys` returns, for a layer with keys of its own."""
 
     def _rewind(self, lengths: tuple[int, ...]) -> None:  # noqa: B027  (a default, not a gap)
-        """Forget what lies behind `lengths`, or refuse with nothing changed. Nothing to do where a length suffices."""
+        """Drop the tokens after `lengths`, or raise BadRequest and change nothing."""
+
+    def _layout(self) -> InMemory | None:
+        """What `in_memory` returns, if all layers are alike and on the CPU."""
+        return None
+
+
+class InDtype:
+    """Convert tensors between a cache and layers of another dtype.
+
+    It implements only the methods that a forward pass calls.
+    """
+
+    def __init__(self, cache: KVCache):
+        self.cache, self.advance = cache, cache.advance
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.cache.lengths
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.cache.append(layer, keys.to(self.cache.dtype), values.to(self.cache.dtype))
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        return self.cache.attend(layer, queries.to(self.cache.dtype), scale).to(queries.dtype)
+
+
+def in_dtype(cache: KVCache, dtype: torch.dtype) -> KVCache | InDtype:
+    """Return the cache, wrapped in a converter if its dtype is not `dtype`."""
+    return cache if cache.dtype == dtype else InDtype(cache)

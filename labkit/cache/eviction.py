@@ -1,20 +1,169 @@
-"""Two ways to choose which tokens a cache forgets; an example of adding your own.
+"""Limit a cache to `budget` tokens per layer, by one of two eviction methods.
 
-    KeyNorm    a key of small norm is kept: those get most of the attention, in trained models (arXiv 2406.11430)
-    Observed   a token is kept for the attention that it got so far, summed over heads and queries (H2O, arXiv 2306.14048)
+    KeyNorm    keeps keys of small norm; in trained models they get the most attention
+               (arXiv 2406.11430)
+    Observed   keeps the tokens that got the most attention so far, over heads and queries
+               (H2O, arXiv 2306.14048)
 
-To add one: a class with a `score`, and a line in `CACHES`; the tests of all eviction methods then run on it.
-KeyNorm costs one pass over the keys, Observed a second softmax of the scores. Both lose where the question comes after
-the text: what nobody has asked for yet gets no attention. Neither knows more than it saw.
+After each pass, a layer with too many tokens drops those of the lowest score. The first
+`sinks` and the newest `recent` tokens always stay, and at least one token. Each layer
+and row chooses independently. Kept tokens keep their RoPE positions; keys are not
+rotated again. The new tokens of a pass are attended to before anything is dropped.
+
+    bytes = sum over layers of min(tokens, budget) * (2 * K * D numbers + 12)
+
+The 12 bytes are a token's position (8) and its note (4), which is Observed's running
+score.
+
+To add a method, write a class with a `score` and add a line to `CACHES`; the tests of
+all eviction methods then run on it. KeyNorm costs one pass over the keys, Observed a
+second softmax.
+
+When it loses: dropped tokens cannot come back, so answers are not exact and `rewind`
+past the last eviction raises BadRequest; and if a question follows a long text, tokens
+are dropped before the question is known.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from labkit.cache.evicting import EvictingCache
-from labkit.cache.step import visible
+from labkit.cache.contract import KVCache
+from labkit.cache.forward_pass import NOWHERE, Slots, Step, attend_dense, visible
+from labkit.errors import BadRequest, whole_number
+
+
+class EvictingCache(KVCache):
+    """Keeps `budget` tokens per layer.
+
+    A float budget is a share of the tokens seen. At least one token stays.
+
+    The other arguments are those of KVCache.
+    """
+
+    stores_latents = shares_layers = False
+
+    def __init__(
+        self, *sizes: Any, budget: int | float = 512, sinks: int = 4, recent: int = 64, **named: Any
+    ):
+        super().__init__(*sizes, **named)
+        if not isinstance(budget, float):
+            budget = whole_number(budget, "The budget of tokens to keep", 1)
+        elif not 0 < budget <= 1:
+            raise BadRequest(
+                f"The budget is {budget}; give a whole number of tokens, or a share above 0 and up to 1.0."
+            )
+        self.budget = budget
+        self.sinks = whole_number(sinks, "The number of sinks", 0)
+        self.recent = whole_number(recent, "The number of recent tokens", 0)
+        B, layers = self.batch, self.shape.layers
+        with torch.inference_mode(False):
+            shapes = [(B, layer.num_kv_heads, 0, layer.head_dim) for layer in layers]
+            self.keys = [self._zeros(*shape, dtype=self.dtype) for shape in shapes]
+            self.values = [self._zeros(*shape, dtype=self.dtype) for shape in shapes]
+            self.positions = [self._zeros(B, 0, dtype=torch.long) for _ in layers]
+            self.notes = [self._zeros(B, 0) for _ in layers]  # [B, S], used by the method
+        self._evicted_at = [0] * B  # each row's length when it last dropped a token
+
+    @abstractmethod
+    def score(self, layer: int, queries: Tensor, scale: float | None) -> Tensor:
+        """Score the cached tokens: [B, S] float32; the lowest are dropped."""
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        new = self.step.positions.where(self.step.real(), NOWHERE)  # [B, T]
+        self.keys[layer] = torch.cat([self.keys[layer], keys.to(self.dtype)], 2)
+        self.values[layer] = torch.cat([self.values[layer], values.to(self.dtype)], 2)
+        self.positions[layer] = torch.cat([self.positions[layer], new], 1)
+        self.notes[layer] = torch.cat([self.notes[layer], self._zeros(*new.shape)], 1)
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        spec, slots = self.shape.layers[layer], Slots(self.positions[layer])
+        keys, values = self.keys[layer], self.values[layer]
+        out = attend_dense(self.step, queries, keys, values, scale, spec, slots)
+        self._evict(layer, self.score(layer, queries, scale))
+        return out
+
+    def _evict(self, layer: int, score: Tensor) -> None:
+        """Drop the tokens of lowest score [B, S] that exceed each row's budget."""
+        positions = self.positions[layer]  # [B, S]
+        lengths = self.step.per_row(self.lengths)  # [B, 1]
+        if isinstance(self.budget, float):
+            most = (lengths * self.budget).long().clamp(min=1)
+        else:
+            most = torch.full_like(lengths, self.budget)
+        sinks = most.clamp(max=self.sinks)
+        sure = (positions < sinks) | (positions >= lengths - (most - sinks).clamp(max=self.recent))
+        filled = positions < NOWHERE
+        score = score.masked_fill(sure, float("inf")).masked_fill(~filled, float("-inf"))
+        best_first = score.argsort(dim=1, descending=True, stable=True)
+        rank = best_first.argsort(dim=1)  # [B, S], 0 is the best
+        over = (filled.sum(1) > most[:, 0]).tolist()
+        for row, dropped in enumerate(over):
+            if dropped:
+                self._evicted_at[row] = self.lengths[row]
+        self._keep(layer, filled & (rank < most))
+
+    def _keep(self, layer: int, stay: Tensor) -> None:
+        """Keep the slots in `stay` [B, S], oldest first.
+
+        Shorter rows end in empty slots.
+        """
+        self.positions[layer] = self.positions[layer].where(stay, NOWHERE)
+        most = int(stay.sum(1).max())
+        if most == stay.shape[1]:
+            return
+        slots = stay.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        for side in (self.keys, self.values):
+            K, D = side[layer].shape[1], side[layer].shape[3]
+            side[layer] = side[layer].gather(2, slots[:, None, :, None].expand(-1, K, -1, D))
+        for notes in (self.positions, self.notes):
+            notes[layer] = notes[layer].gather(1, slots)
+
+    def _zeros(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(*size, dtype=dtype, device=self.device)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values, *self.positions, *self.notes]
+
+    def nbytes_used(self) -> int:
+        size, total = self.dtype.itemsize, 0
+        for layer, positions in zip(self.shape.layers, self.positions):
+            token = 2 * layer.num_kv_heads * layer.head_dim * size + 12
+            total += token * int((positions < NOWHERE).sum())
+        return total
+
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """Return None (any number) until the budget is used up, then 1."""
+        if isinstance(self.budget, float):
+            return (1,) * self.batch
+        return tuple(max(1, self.budget - length) for length in self.lengths)
+
+    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.keys[layer].float(), self.positions[layer]
+
+    def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
+        """Do nothing: a layer takes memory as tokens come."""
+
+    def _rewind(self, lengths: tuple[int, ...]) -> None:
+        for row, (keep, at) in enumerate(zip(lengths, self._evicted_at)):
+            if 0 < keep < at:
+                raise BadRequest(
+                    f"Row {row} cannot go back to {keep} tokens: it dropped some at {at}; "
+                    f"go back to 0 or {at}."
+                )
+        self._evicted_at = [min(keep, at) for keep, at in zip(lengths, self._evicted_at)]
+        ends = torch.tensor(lengths, device=self.device)[:, None]
+        for layer, positions in enumerate(self.positions):
+            self._keep(layer, positions < ends)
+
+    def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
+        for side in (self.keys, self.values, self.positions, self.notes):
+            side[:] = [t.index_select(0, order) for t in side]
+        self._evicted_at = [self._evicted_at[row] for row in rows]
 
 
 class KeyNorm(EvictingCache):
@@ -24,14 +173,15 @@ class KeyNorm(EvictingCache):
 
 class Observed(EvictingCache):
     def most_at_once(self) -> tuple[int | None, ...]:
-        return (1,) * self.batch  # what refused tokens looked at would stay in the notes
+        return (1,) * self.batch  # the attention of rejected tokens would stay in the notes
 
     def score(self, layer: int, queries: Tensor, scale: float | None) -> Tensor:
         keys, spec, (B, H, T, D) = self.keys[layer].float(), self.shape.layers[layer], queries.shape
-        grouped = queries.float().reshape(B, keys.shape[1], -1, D) * (D**-0.5 if scale is None else scale)
+        scaled = queries.float() * (D**-0.5 if scale is None else scale)
+        grouped = scaled.reshape(B, keys.shape[1], -1, D)
         scores = (grouped @ keys.mT).view(B, H, T, -1)  # [B, H, T, S]
         seen = visible(self.step.positions, self.positions[layer], spec.window, spec.sinks)[:, None]
         weights = scores.masked_fill(~seen, torch.finfo(torch.float32).min).softmax(-1)
-        real = torch.arange(T, device=self.device) < torch.tensor(self.step.counts, device=self.device)[:, None]
-        self.notes[layer] += (weights * real[:, None, :, None]).sum((1, 2))  # a note stays with its token
+        real = self.step.real()[:, None, :, None]
+        self.notes[layer] += (weights * real).sum((1, 2))  # a note stays with its token
         return self.notes[layer]

@@ -1,202 +1,222 @@
-"""The windowed cache: each layer keeps its sinks and its newest `window` tokens, whatever the text's length.
+"""Keep only the sinks and the newest `window` tokens in each layer.
 
-The query at position p sees the key at s when s > p - window or s < sinks. What no later query can see is dropped, so a
-layer's memory is bounded, and a step of decode costs the same at token 100 and at token 100,000.
+The query at position p sees the key at position s if s > p - window or s < sinks.
+Tokens that no later query can see are dropped. So a layer's memory is bounded, and a
+decode step costs the same at token 100 and at token 100,000.
 
     bytes = sum over layers of 2 * K * D * min(tokens, window + sinks) numbers
 
-Windows are the model's own (Mistral, Gemma 3: then the answer is exact) or imposed on a model without them: a few sinks
-then keep it from collapsing (StreamingLLM, arXiv 2309.17453), but what left the window is forgotten. `rerotate` gives
-sinks the positions that they have in the cache instead of their own, as that paper does, so that no distance is ever
-larger than the window. A prompt longer than the window may come in one pass or in chunks: new tokens attend to what was
-held and to each other before anything is dropped. Going back is refused where it would need what was dropped;
-`slack` more tokens are kept for those who rewind (rejected drafts): slack + 1 tokens back are always possible.
+Windows are the model's own (Mistral, Gemma 3: the answer is exact) or imposed on a
+model without windows. In the second case a few sinks prevent the output from
+degenerating (StreamingLLM, arXiv 2309.17453), but tokens outside the window are
+forgotten. A prompt longer than the window may be read in one pass or in chunks: new
+tokens attend to the cached tokens and to each other before anything is dropped.
+`rewind` raises BadRequest if it needs a dropped token; with `slack` more tokens per
+layer it can always go back slack + 1 tokens.
+
+Slots form a ring. The first `sinks` positions keep their slots; position p after them
+lies in slot sinks + (p - sinks) % ring with ring = window + slack, so nothing is ever
+moved. The content of a slot follows from the row's length alone, except for what was
+overwritten before a rewind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import KVCache
-from labkit.cache.ring import NOWHERE, lost, positions_of, slot_of
-from labkit.cache.rotation import check_frequencies, cos_sin, turn
-from labkit.cache.step import Step, attend_dense, visible
+from labkit.cache.contract import KVCache, doubled, grown
+from labkit.cache.forward_pass import NOWHERE, Slots, Step, attend_dense
 from labkit.errors import BadRequest, whole_number
-from labkit.plan.memory import KVShape
+from labkit.plan.kv import KVShape
 
-FIRST_SLOTS = 256
+
+def positions_of(lengths: Tensor, slots: int, sinks: int, ring: int) -> Tensor:
+    """Return the position in each slot [B, slots] of rows of `lengths` [B, 1]."""
+    slot = torch.arange(slots, device=lengths.device)
+    last = lengths - 1
+    newest = last - (last - slot) % ring  # the largest position up to the last in this slot
+    position = torch.where(slot < sinks, slot, newest)
+    filled = (position <= last) & (position >= slot.clamp(max=sinks))
+    return torch.where(filled, position, NOWHERE)
+
+
+def _with_window(shape: KVShape, window: int, sinks: int) -> KVShape:
+    """Impose a window on every layer; a layer's own narrower window stays."""
+    layers = []
+    for layer in shape.layers:
+        own = layer.window or window
+        layers.append(replace(layer, window=min(window, own), sinks=max(sinks, layer.sinks)))
+    return KVShape(tuple(layers))
 
 
 class WindowedCache(KVCache):
-    """`window`, `sinks`: imposed on every layer (an own narrower window of a layer stays); without `window`, each
-    layer has its own. `rerotate` needs `frequencies` [D/2], the radians a position by which the model turns keys."""
+    """A cache with `window` and `sinks` imposed on every layer.
 
-    def __init__(self, shape: KVShape, batch: int = 1, capacity: int | None = None, dtype: torch.dtype = torch.float32,
-                 device: str | torch.device = "cpu", window: int | None = None, sinks: int = 0, slack: int = 0,
-                 rerotate: bool = False, frequencies: Tensor | None = None):  # fmt: skip
-        super().__init__(shape, batch, capacity, dtype, device)
-        sinks, slack = whole_number(sinks, "The number of sinks", 0), whole_number(slack, "The slack of a window", 0)
+    A layer's own narrower window stays; without `window`, each layer has its own. The
+    other arguments are those of KVCache.
+    """
+
+    stores_latents = False
+
+    def __init__(
+        self, *sizes: Any, window: int | None = None, sinks: int = 0, slack: int = 0, **named: Any
+    ):
+        super().__init__(*sizes, **named)
+        sinks = whole_number(sinks, "The number of sinks", 0)
+        self.slack = whole_number(slack, "The slack of a window", 0)
         if sinks and window is None:
-            raise BadRequest(f"{sinks} sinks and no window: sinks stay beside a window; give one.")
+            raise BadRequest(f"There are {sinks} sinks and no window; give a window as well.")
         if window is not None:
-            window = whole_number(window, "The window", 1)
-            layers = (replace(s, window=window if s.window is None else min(window, s.window), sinks=max(sinks, s.sinks))
-                      for s in shape.layers)  # fmt: skip
-            self.shape = shape = KVShape(tuple(layers))
-        if any(layer.latent_dim is not None for layer in shape.layers):
-            raise BadRequest("The latent of an MLA layer has no window here; make a contiguous cache for this model.")
-        if rerotate:
-            check_frequencies(frequencies, shape)
-        self.slack, self.frequencies = slack, frequencies if rerotate else None
-        self._home = [i if layer.shared_with is None else layer.shared_with for i, layer in enumerate(shape.layers)]
-        self._reach = [0] * self.batch  # the most tokens a row held since it was empty
+            self.shape = _with_window(self.shape, whole_number(window, "The window", 1), sinks)
+        self._reach = [0] * self.batch  # the maximum length of each row since it was empty
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self._passing: dict[int, tuple[Tensor, Tensor]] = {}  # held and new tokens together, in a pass of many
-        self._allocate(FIRST_SLOTS)
-
-    def _ring(self, layer: int) -> int:
-        """Tokens behind the sinks that the layer keeps; without a window, more than there can be."""
-        window = self.shape.layers[layer].window
-        return NOWHERE if window is None else window + self.slack
+        self._passing: dict[int, list[Tensor]] = {}  # cached and new tokens, during a pass
+        self._pass: dict[Any, Any] = {}  # what the layers of one pass share
+        self._allocate(1)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        if self._home[layer] != layer:
-            raise ValueError(f"Layer {layer} reads the cache of layer {self._home[layer]}; it has nothing to append.")
-        step, sinks, ring = self.step, self.shape.layers[layer].sinks, self._ring(layer)
-        if step.num_tokens > 1 and step.length > sinks + ring:  # the oldest are needed once more and then dropped
-            both = ((self.keys, keys), (self.values, values))
-            self._passing[layer] = tuple(torch.cat([t[layer], new.to(self.dtype)], 2) for t, new in both)
-        if step.uniform:
-            start, end = step.starts[0], step.starts[0] + step.num_tokens
-            parts = [(start, min(end, sinks)), (max(start, sinks, end - ring), end)]  # what stays: sinks, and the newest
-            for first, last in parts:
-                if first < last:
-                    part = slice(first - start, last - start)
-                    slots = slot_of(torch.arange(first, last, device=self.device), sinks, ring)
-                    at = slice(first, last) if last <= sinks + ring else slots
-                    self.keys[layer][:, :, at] = keys[:, :, part].to(self.dtype)
-                    self.values[layer][:, :, at] = values[:, :, part].to(self.dtype)
-        else:
-            rows, tokens, positions = step.scatter()  # [N] each
-            ends = self._tensor(self.lengths)[rows]
-            stay = (positions < sinks) | (positions >= ends - ring)
-            rows, tokens, slots = rows[stay], tokens[stay], slot_of(positions[stay], sinks, ring)
-            self.keys[layer][rows, :, slots] = keys[rows, :, tokens].to(self.dtype)  # [N, K, D]
-            self.values[layer][rows, :, slots] = values[rows, :, tokens].to(self.dtype)
+        self.check_own(layer)
+        sinks, ring = self._ring(layer)
+        sides = ((self.keys[layer], keys), (self.values[layer], values))
+        if self.step.num_tokens > 1 and self.step.length > sinks + ring:
+            # These queries still see tokens that are overwritten below.
+            self._passing[layer] = [torch.cat([old, new.to(self.dtype)], 2) for old, new in sides]
+        rows, tokens, slots = self._places(sinks, ring)
+        for cached, new in sides:
+            cached[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        step, spec, home = self.step, self.shape.layers[layer], self._home[layer]
-        held, ring = self.shape.layers[home], self._ring(home)
-        turned = self.frequencies is not None and spec.window is not None and step.length > spec.window + spec.sinks
+        step, spec, home = self.step, self.shape.layers[layer], self.shape.home[layer]
         if home in self._passing:
             keys, values = self._passing[home]
-            before = positions_of(self._tensor(step.starts), self.keys[home].shape[2], held.sinks, ring)
-            real = torch.arange(step.num_tokens, device=self.device) < self._tensor(step.counts)[:, None]
-            positions = torch.cat([before, step.positions.where(real, NOWHERE)], 1)  # [B, S]
-            name = ("passing", held.sinks, ring)
-        else:
-            slots = min(step.length, self.keys[home].shape[2])
-            keys, values = self.keys[home][:, :, :slots], self.values[home][:, :, :slots]
-            if held.window is None:  # slot s holds position s
-                return attend_dense(step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks)
-            all_seen = step.num_tokens == 1 and step.uniform and ring == spec.window and spec.sinks == held.sinks
-            if all_seen and not turned and all(reach == step.length for reach in self._reach):
-                return attend_dense(step, queries, keys, values, scale=scale)
-            positions = positions_of(self._tensor(self.lengths), slots, held.sinks, ring)
-            name = ("held", slots, held.sinks, ring)
-        if turned:
-            return self._attend_rerotated(spec, queries, keys, values, positions, scale)
-        return attend_dense(step, queries, keys, values, scale=scale, window=spec.window, sinks=spec.sinks,
-                            key_positions=positions, name=name)  # fmt: skip
+            slots = self._slots(home, self.keys[home].shape[2], passing=True)
+            return attend_dense(step, queries, keys, values, scale, spec, slots)
+        used = min(step.length, self.keys[home].shape[2])
+        keys, values = self.keys[home][:, :, :used], self.values[home][:, :, :used]
+        if self.shape.layers[home].window is None:  # slot s holds position s
+            return attend_dense(step, queries, keys, values, scale, spec)
+        if self._sees_all(home, spec.window, spec.sinks):
+            return attend_dense(step, queries, keys, values, scale)
+        return attend_dense(step, queries, keys, values, scale, spec, self._slots(home, used))
 
-    def _tensor(self, numbers: tuple[int, ...]) -> Tensor:
-        return torch.tensor(numbers, device=self.device)
+    def _places(self, sinks: int, ring: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Row, token of this pass and slot of the new tokens that stay, [N] each.
 
-    def _attend_rerotated(self, spec, queries, keys, values, positions, scale) -> Tensor:
-        """Sinks at the distance that they have in the cache. Turning a sink's key on by d positions is turning the
-        query back by d; d is how many tokens lie between the sinks and the query's window."""
-        B, H, T, D = queries.shape
-        K, G, S = keys.shape[1], queries.shape[1] // keys.shape[1], keys.shape[2]
-        gap = (self.step.positions + 1 - spec.window - spec.sinks).clamp(min=0)  # [B, T]
-        q = queries.float() * (D**-0.5 if scale is None else scale)
-        cos, sin = cos_sin(-gap[:, None], self.frequencies)  # [B, 1, T, D/2]
-        back = turn(q, cos, sin)
-        near, far = ((x.reshape(B, K, G * T, D) @ keys.float().mT).view(B, K, G, T, S) for x in (q, back))
-        is_sink = (positions < spec.sinks)[:, None, None, None]  # [B, 1, 1, 1, S]
-        seen = visible(self.step.positions, positions, spec.window, spec.sinks)[:, None, None]  # [B, 1, 1, T, S]
-        lowest = torch.finfo(torch.float32).min
-        weights = torch.where(is_sink, far, near).masked_fill(~seen, lowest).softmax(-1)
-        out = weights.view(B, K, G * T, S) @ values.float()
-        return out.view(B, H, T, D).to(queries.dtype)
+        Once per pass.
+        """
+        key = ("places", sinks, ring)
+        if key not in self._pass:
+            rows, tokens, positions = self.step.scatter()
+            ends = torch.tensor(self.lengths, device=self.device)[rows]
+            stay = (positions < sinks) | (positions >= ends - ring)
+            rows, tokens, positions = rows[stay], tokens[stay], positions[stay]
+            slots = positions.where(positions < sinks, sinks + (positions - sinks) % ring)
+            self._pass[key] = rows, tokens, slots
+        return self._pass[key]
 
-    def nbytes(self) -> int:
-        return sum(t.untyped_storage().nbytes() for side in (self.keys, self.values) for t in side.values())
+    def _slots(self, layer: int, slots: int, passing: bool = False) -> Slots:
+        """Return the positions of a layer's slots, computed once per pass.
+
+        With `passing`, return the positions before the pass, then those of its tokens.
+        """
+        key = (slots, *self._ring(layer), passing)
+        if key not in self._pass:
+            step, lengths = self.step, self.step.starts if passing else self.lengths
+            positions = positions_of(step.per_row(lengths), slots, *self._ring(layer))
+            if passing:
+                new = step.positions.where(step.real(), NOWHERE)
+                positions = torch.cat([positions, new], 1)  # [B, S]
+            self._pass[key] = Slots(positions, key)
+        return self._pass[key]
+
+    def _ring(self, layer: int) -> tuple[int, int]:
+        """Sinks of a layer, and how many tokens it keeps after them."""
+        spec = self.shape.layers[layer]
+        return spec.sinks, NOWHERE if spec.window is None else spec.window + self.slack
+
+    def _sees_all(self, home: int, window: int | None, sinks: int) -> bool:
+        """Return True if the newest token sees every slot, so no mask is needed."""
+        step = self.step
+        same = step.num_tokens == 1 and step.uniform and self._ring(home) == (sinks, window)
+        return same and all(reach == step.length for reach in self._reach)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys.values(), *self.values.values()]
 
     def nbytes_used(self) -> int:
-        held = ((layer, layer.sinks + self._ring(i)) for i, layer in enumerate(self.shape.layers) if self._home[i] == i)
-        numbers = sum(2 * layer.num_kv_heads * layer.head_dim * min(length, most)
-                      for layer, most in held for length in self.lengths)  # fmt: skip
+        numbers = 0
+        for i in self.shape.own:
+            layer, most = self.shape.layers[i], sum(self._ring(i))
+            tokens = sum(min(length, most) for length in self.lengths)
+            numbers += 2 * layer.num_kv_heads * layer.head_dim * tokens
         return numbers * self.dtype.itemsize
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Any number until the narrowest window is full; then as many as `slack` can bring back, and one."""
-        full = min((layer.window + layer.sinks for layer in self.shape.layers if layer.window is not None), default=None)
-        return tuple(None if full is None else max(full - length, self.slack + 2) for length in self.lengths)
+        """Return None (any number) until the narrowest window is full, then slack + 1."""
+        full = [layer.window + layer.sinks for layer in self.shape.layers if layer.window]
+        if not full:
+            return (None,) * self.batch
+        return tuple(max(min(full) - length, self.slack + 2) for length in self.lengths)
+
+    def allow_rewind(self, tokens: int) -> None:
+        if not any(self._reach):
+            self.slack = max(self.slack, tokens)
+
+    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys = self.keys[layer][:, :, : self.length]
+        lengths = torch.tensor(self.lengths, device=self.device)[:, None]
+        return keys.float(), positions_of(lengths, keys.shape[2], *self._ring(layer))
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
-        self._passing = {}
+        self._passing, self._pass = {}, {}
         self._allocate(max(lengths))
         self._reach = [max(pair) for pair in zip(self._reach, lengths)]
 
     def _allocate(self, tokens: int) -> None:
-        """Slots for `tokens` tokens in each layer, or as many as its window needs; doubled, so that growth is rare."""
-        with torch.inference_mode(False), torch.no_grad():
-            for i, layer in enumerate(self.shape.layers):
-                if self._home[i] != i:
-                    continue
-                have, most = self.keys[i].shape[2] if i in self.keys else 0, layer.sinks + self._ring(i)
-                if have >= min(tokens, most):
-                    continue
-                slots = min(most, max(FIRST_SLOTS, 2 * have, tokens), self.capacity or most)
-                for side in (self.keys, self.values):
-                    grown = torch.zeros(self.batch, layer.num_kv_heads, slots, layer.head_dim,
-                                        dtype=self.dtype, device=self.device)  # fmt: skip
-                    if have:
-                        grown[:, :, :have] = side[i]
-                    side[i] = grown
+        """Make room for `tokens` tokens per layer, or for its window if that is less."""
+        for i in self.shape.own:
+            layer, most = self.shape.layers[i], sum(self._ring(i))
+            slots = self.keys[i].shape[2] if i in self.keys else 0
+            if slots >= min(tokens, most):
+                continue
+            slots = min(doubled(max(slots, self.first_slots), tokens), most, self.capacity or most)
+            size = (self.batch, layer.num_kv_heads, slots, layer.head_dim)
+            for side in (self.keys, self.values):
+                side[i] = grown(side.get(i), size, self.dtype, self.device)
 
     def _rewind(self, lengths: tuple[int, ...]) -> None:
         self._passing = {}
-        for i, layer in enumerate(self.shape.layers):
+        layers = [(layer.window, layer.sinks) for layer in self.shape.layers if layer.window]
+        for window, sinks in layers:
             for row, keep in enumerate(lengths):
-                gone = lost(self._reach[row], layer.sinks, self._ring(i)) if layer.window is not None else 0
-                needed = max(layer.sinks, keep + 1 - layer.window) if layer.window is not None else 0
-                if keep > layer.sinks and needed < gone:
+                gone = max(sinks, self._reach[row] - window - self.slack)
+                needed = max(sinks, keep + 1 - window)
+                if keep > sinks and needed < gone:
                     raise BadRequest(
-                        f"Row {row} cannot go back to {keep} tokens: layer {i}'s window of {layer.window} then needs token "
-                        f"{needed}, and those before {gone} were dropped; go back to at least {gone + layer.window - 1}, "
-                        "to 0, or make the cache with more slack."
+                        f"Row {row} cannot go back to {keep} tokens: a window of {window} then needs "
+                        f"token {needed}, and those before {gone} were dropped; go back to at least "
+                        f"{gone + window - 1}, to 0, or make the cache with more slack."
                     )
-        least = min((layer.sinks for layer in self.shape.layers if layer.window is not None), default=0)
-        self._reach = [keep if keep <= least else reach for keep, reach in zip(lengths, self._reach)]
+        least = min((sinks for _, sinks in layers), default=0)
+        pairs = zip(lengths, self._reach)
+        self._reach = [keep if keep <= least else reach for keep, reach in pairs]
 
-    def _select(self, rows: tuple[int, ...]) -> None:
-        self._passing, order = {}, torch.tensor(rows, device=self.device)
+    def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
+        self._passing = {}
         for side in (self.keys, self.values):
             side.update({i: t.index_select(0, order) for i, t in side.items()})
         self._reach = [self._reach[row] for row in rows]
 
 
-def windowed_cache(window: int | None = None, sinks: int = 0, slack: int = 0, rerotate: bool = False,
-                   frequencies: Tensor | None = None) -> Callable[..., WindowedCache]:  # fmt: skip
-    """A maker of such caches, for `make_cache`, `generate` and the registry."""
-
-    def make(shape: KVShape, batch: int = 1, capacity: int | None = None, dtype=torch.float32, device="cpu"):
-        return WindowedCache(shape, batch, capacity, dtype, device, window, sinks, slack, rerotate, frequencies)
-
-    return make
+def windowed_cache(
+    window: int | None = None, sinks: int = 0, slack: int = 0
+) -> Callable[..., WindowedCache]:
+    """Return a function that makes windowed caches, for `make_cache` and `generate`."""
+    return partial(WindowedCache, window=window, sinks=sinks, slack=slack)

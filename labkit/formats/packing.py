@@ -1,66 +1,66 @@
-"""Codes as bytes: one little-endian bit stream a row, for any width from 1 to 8 bits.
+"""Pack codes of 1 to 8 bits into bytes: one little-endian bit stream per row.
 
-Code i of a row takes bits i*bits .. (i+1)*bits - 1, the lowest bit first; a row ends on a whole byte. So 4-bit codes
-0, 1, 2, 3 are the bytes 10 32 (first code in the low nibble), 2-bit codes 0..3 the one byte E4, and eight 3-bit codes
-take three bytes with nothing wasted. This order is pinned in the tests: packing and unpacking with the same mistake
-gives every round trip back and no file that anyone else can read.
+Code i of a row takes bits i*bits to (i+1)*bits - 1, lowest bit first; a row ends on a
+whole byte. The 4-bit codes 0, 1, 2, 3 are the bytes 10 32, the 2-bit codes 0..3 are the
+byte E4, and eight 3-bit codes take three bytes. The tests pin this order: a round trip
+with the same mistake in both directions would look right.
 
-Cost: 8 codes and `bits` bytes at a time, shifted in int64 lanes; plain, and no kernel.
+A word is the smallest number of whole bytes that whole codes fill. Cost: one pass over
+a row per code of a word.
 """
 
 import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from labkit.errors import BadRequest
 
 
+def _word(bits: int) -> tuple[int, int, torch.dtype]:
+    """Return the codes and bytes per word, and its dtype; no code crosses a word."""
+    return (8 // bits, 1, torch.uint8) if 8 % bits == 0 else (8, bits, torch.int64)
+
+
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Integer codes [R, K] (signed ones as two's complement) -> uint8 [R, ceil(K*bits/8)]."""
-    length = codes.shape[1]
+    """Pack integer codes [R, K] -> uint8 [R, ceil(K*bits/8)], in two's complement.
+
+    Raises BadRequest if the codes are not integers of `bits` bits.
+    """
+    length, half = codes.shape[1], 1 << (bits - 1)
     if codes.is_floating_point():
-        raise BadRequest(f"Packing takes integer codes and got {codes.dtype}; round and clamp before packing.")
-    lowest, highest = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
-    if highest >= 1 << bits or lowest < -(1 << (bits - 1)) or (lowest < 0 and highest >= 1 << (bits - 1)):
-        raise BadRequest(f"Codes from {lowest} to {highest} do not fit {bits} bits; clamp them first.")
-    codes = codes.to(torch.uint8) & ((1 << bits) - 1)  # uint8 wraps modulo 256: two's complement
-    if bits == 8:
-        return codes.contiguous()
-    if bits in (2, 4):  # codes do not straddle bytes
-        per_byte = 8 // bits
-        codes = torch.nn.functional.pad(codes, (0, -length % per_byte)).unflatten(1, (-1, per_byte))  # [R, bytes, codes]
-        packed = codes[..., 0].clone()
-        for position in range(1, per_byte):
-            packed |= codes[..., position] << (bits * position)
-        return packed
-    codes = torch.nn.functional.pad(codes, (0, -length % 8)).unflatten(1, (-1, 8)).to(torch.int64)  # [R, words, 8]
-    word = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
-    for position in range(8):
-        word |= codes[..., position] << (bits * position)
-    octets = torch.stack([(word >> (8 * byte)) & 255 for byte in range(bits)], -1)  # [R, words, bits]
-    return octets.flatten(1)[:, : math.ceil(length * bits / 8)].to(torch.uint8)
+        raise BadRequest(f"Codes must be integers, not {codes.dtype}; round and clamp them first.")
+    low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
+    if low < -half or high >= (half if low < 0 else 2 * half):
+        raise BadRequest(f"Codes from {low} to {high} do not fit {bits} bits; clamp them first.")
+    count, size, dtype = _word(bits)
+    codes = codes.to(torch.uint8) & (2 * half - 1)  # uint8 wraps modulo 256: two's complement
+    codes = pad(codes, (0, -length % count)).unflatten(1, (-1, count)).to(dtype)
+    words = codes[..., 0].clone()  # [R, words]
+    for i in range(1, count):
+        words |= codes[..., i] << (bits * i)
+    octets = torch.stack([(words >> (8 * i)) & 255 for i in range(size)], -1)  # [R, words, size]
+    return octets.flatten(1)[:, : math.ceil(length * bits / 8)].to(torch.uint8).contiguous()
 
 
 def unpack(packed: Tensor, bits: int, length: int, signed: bool = False) -> Tensor:
-    """uint8 [R, ceil(K*bits/8)] -> codes [R, K]: uint8, or int8 when `signed`."""
-    if packed.shape[1] != math.ceil(length * bits / 8):
+    """Unpack uint8 [R, ceil(K*bits/8)] -> codes [R, K], uint8, or int8 if `signed`.
+
+    Raises BadRequest if rows of `length` codes do not have this many bytes.
+    """
+    width, half = math.ceil(length * bits / 8), 1 << (bits - 1)
+    if packed.shape[1] != width:
         raise BadRequest(
-            f"{length} codes of {bits} bits are {math.ceil(length * bits / 8)} bytes a row, but the rows have {packed.shape[1]}."
+            f"{length} codes of {bits} bits need {width} bytes per row, not {packed.shape[1]}."
         )
     if bits == 8:
-        codes = packed
-    elif bits in (2, 4):
-        shifts = range(0, 8, bits)
-        codes = torch.stack([(packed >> shift) & ((1 << bits) - 1) for shift in shifts], -1).flatten(1)[:, :length]
-    else:
-        octets = torch.nn.functional.pad(packed, (0, -packed.shape[1] % bits)).unflatten(1, (-1, bits)).to(torch.int64)
-        word = sum(octets[..., byte] << (8 * byte) for byte in range(bits))  # [R, words]
-        codes = torch.stack([(word >> (bits * i)) & ((1 << bits) - 1) for i in range(8)], -1)
-        codes = codes.flatten(1)[:, :length].to(torch.uint8)
-    if not signed:
-        return codes
-    if bits == 8:
-        return codes.view(torch.int8)
-    sign = 1 << (bits - 1)
-    return ((codes ^ sign).to(torch.int8)) - sign  # nibble 8 -> -8
+        return packed.view(torch.int8) if signed else packed
+    count, size, dtype = _word(bits)
+    octets = pad(packed, (0, -width % size)).unflatten(1, (-1, size)).to(dtype)
+    words = octets[..., 0].clone()  # [R, words]
+    for i in range(1, size):
+        words |= octets[..., i] << (8 * i)
+    codes = torch.stack([(words >> (bits * i)) & (2 * half - 1) for i in range(count)], -1)
+    codes = codes.flatten(1)[:, :length].to(torch.uint8)
+    return (codes ^ half).to(torch.int8) - half if signed else codes  # nibble 8 -> -8

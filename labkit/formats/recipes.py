@@ -1,8 +1,9 @@
-"""The named recipes: which part of a model has which format, as data. No torch here.
+"""Named recipes as data: the number format of each part of a model. Needs no torch.
 
-A recipe name is one of four short ones, or any format name: all blocks in that format, head and embedding in
-`int8_channel` (they are a fifth of a small model, and the head is where low bits hurt most).
-The richer recipes, with exceptions per layer, a YAML file and a search, are `labkit.quant.recipe`.
+A recipe name is one of four short names, or a format name. A format name puts all
+blocks in that format, and head and embedding in `int8_channel`. Those two are a fifth
+of a small model, and the head loses most from few bits. Recipes with exceptions per
+layer, YAML files and a search are in `labkit.quant.recipe`.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ from labkit.formats.names import GRAMMAR, get_format, is_format
 
 @dataclass(frozen=True)
 class RecipeFormats:
-    """Format names of the linear layers in the blocks, of the head and of the embedding (shared where tied)."""
+    """Format names of the blocks' linear layers, the head and the embedding."""
 
     name: str
     blocks: str
     head: str
     embedding: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for part in (self.blocks, self.head, self.embedding):
             get_format(part)
 
@@ -33,15 +34,19 @@ RECIPES = {
 }
 
 
-def get_recipe(name: "str | RecipeFormats") -> RecipeFormats:
-    """The recipe of that name: fp32, bf16, int8, int4, or any format name (blocks in it, head in int8_channel)."""
+def get_recipe(name: str | RecipeFormats) -> RecipeFormats:
+    """Return the recipe called `name`: a key of `RECIPES` or any format name.
+
+    Raises BadRequest for an unknown name.
+    """
     if isinstance(name, RecipeFormats):
         return name
     if name in RECIPES:
         return RECIPES[name]
     if not is_format(name):
-        raise BadRequest(f"There is no recipe {name!r}; a recipe is {', '.join(RECIPES)}, or a format: {GRAMMAR}.")
+        raise BadRequest(
+            f"There is no recipe {name!r}; a recipe is {', '.join(RECIPES)}, or a format: {GRAMMAR}."
+        )
     name = get_format(name).name
-    if name == "fp16":  # a dtype for the whole model, like bf16
-        return RecipeFormats(name, name, name, name)
-    return RecipeFormats(name, name, "int8_channel", "int8_channel")
+    rest = "fp16" if name == "fp16" else "int8_channel"  # fp16 is a dtype for the whole model
+    return RecipeFormats(name, name, rest, rest)

@@ -1,11 +1,16 @@
-"""A tensor held in a number format: packed codes, scales, offsets, and the way back.
+"""Store a tensor in a number format as codes, scales and offsets, and decode it.
 
-`quantize` rounds to nearest on the grid of each group's own range; the methods of `labkit.quant` choose grids or codes
-more cleverly and end in `from_codes`, so every method is stored, loaded and multiplied in the same way.
-Leading dimensions are rows: a [experts, N, K] tensor is experts * N rows of K.
+`quantize` rounds to nearest on the grid of each group's range. The methods of
+`labkit.quant` choose better grids or codes and call `from_codes`. Every layout,
+including the portable packed bytes (`packed`), is computed from these codes, without
+repacking another layout. Leading dimensions are rows: a [experts, N, K] tensor is
+experts * N rows of K.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +21,23 @@ from labkit.formats import floats, integer
 from labkit.formats.names import NumberFormat, get_format
 from labkit.formats.packing import pack, unpack
 
+# Scaled float formats: numbers [R, K] -> the tensors of a QuantizedTensor by name, and back.
+Codec = tuple[Callable[[Tensor], dict[str, Tensor]], Callable[..., Tensor]]
+CODECS: dict[str, Codec] = {
+    "fp8_e4m3": (floats.encode_fp8, floats.decode_fp8),
+    "nvfp4": (floats.encode_nvfp4, floats.decode_nvfp4),
+}
+
 
 @dataclass
 class QuantizedTensor:
-    """`codes` uint8 [R, bytes] (the plain values for fp32, fp16, bf16); `scale` [R, groups] in its stored dtype;
-    `offset` packed zero points uint8 [R, bytes] or minima [R, groups]; `tensor_scale` float32 [] (NVFP4)."""
+    """A tensor [..., K] in `format`, one code per weight.
+
+    codes: integers [R, K], int8 if the format is symmetric, else uint8; the bits
+        (uint8) of fp8_e4m3 and nvfp4; the numbers of fp32, fp16 and bf16.
+    scale: [R, groups] in its stored dtype. tensor_scale: float32 [] (NVFP4).
+    offset: zero points uint8 [R, groups], or minima or middles in the scale's dtype.
+    """
 
     format: NumberFormat
     shape: tuple[int, ...]
@@ -30,113 +47,125 @@ class QuantizedTensor:
     tensor_scale: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored, by name; their bytes are `format.nbytes(shape)`."""
-        named = {"codes": self.codes, "scale": self.scale, "offset": self.offset, "tensor_scale": self.tensor_scale}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        """Return the tensors by name."""
+        parts = {"codes": self.codes, "scale": self.scale, "offset": self.offset}
+        parts["tensor_scale"] = self.tensor_scale
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+    def packed(self) -> dict[str, Tensor]:
+        """Return the portable form, for files: codes and zero points as packed bytes."""
+        parts = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
+        if self.format.kind != "float":
+            parts["codes"] = pack(self.codes, self.format.bits)
+        if self.format.offset == "zero_point":
+            parts["offset"] = pack(parts["offset"], self.format.bits)
+        return parts
+
+    @classmethod
+    def from_packed(
+        cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
+    ) -> QuantizedTensor:
+        """Undo `packed`."""
+        parts, bits = dict(packed), format.bits
+        if format.kind != "float":
+            signed = format.kind == "integer" and format.symmetric
+            parts["codes"] = unpack(parts["codes"], bits, shape[-1], signed)
+        if format.offset == "zero_point":
+            parts["offset"] = unpack(parts["offset"], bits, parts["scale"].shape[1])
+        return cls(format, tuple(shape), **parts)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        """Bytes of the portable form."""
+        return self.format.nbytes(self.shape)
 
     @property
     def device(self) -> torch.device:
         return self.codes.device
 
-    def to(self, device) -> "QuantizedTensor":
+    def to(self, device: str | torch.device) -> QuantizedTensor:
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return QuantizedTensor(self.format, self.shape, **moved)
 
-    def unpacked_codes(self) -> Tensor:
-        """Integer codes [R, K], signed where the format is symmetric."""
-        signed = self.format.kind == "integer" and self.format.symmetric
-        return unpack(self.codes, self.format.bits, self.shape[-1], signed)
-
-    def zero_points(self) -> Tensor:
-        """Zero points uint8 [R, groups], unpacked."""
-        return unpack(self.offset, self.format.bits, self.scale.shape[1])
-
+    @property
     def grid(self) -> integer.Grid:
-        offset = self.zero_points() if self.format.offset == "zero_point" else self.offset
-        return integer.Grid(self.format, self.scale, offset)
+        assert self.scale is not None, f"{self.format} has no grid"
+        return integer.Grid(self.format, self.scale, self.offset)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Dequantised rows [..., K] of a matrix: an embedding look-up that never unpacks the whole table."""
-        flat = index.reshape(-1)
-        pick = lambda t: t if t is None or t.shape[0] == 1 != self.codes.shape[0] else t[flat]  # noqa: E731
-        some = QuantizedTensor(
-            self.format,
-            (flat.numel(), self.shape[-1]),
-            self.codes[flat],
-            pick(self.scale),
-            pick(self.offset),
-            self.tensor_scale,
-        )
-        return some.dequantize().view(*index.shape, self.shape[-1])
+        """Return rows of a matrix as float32 [..., K]: an embedding look-up."""
+        parts = pick_rows(self.format, self.tensors(), index.reshape(-1))
+        chosen = QuantizedTensor(self.format, (index.numel(), self.shape[-1]), **parts)
+        return chosen.dequantize().view(*index.shape, self.shape[-1])
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The numbers held, [..., K], float32 unless asked."""
-        dtype, format = dtype or torch.float32, self.format
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the numbers [..., K]."""
+        format, codes = self.format, self.codes
         if format.kind == "float":
-            return self.codes.view(self.shape).to(dtype)
-        if format.name == "fp8_e4m3":
-            return floats.decode_fp8(self.codes, self.scale).view(self.shape).to(dtype)
-        codes = self.unpacked_codes()
-        if format.name == "nvfp4":
-            return floats.decode_nvfp4(codes, self.scale, self.tensor_scale).view(self.shape).to(dtype)
-        groups = integer.grouped(codes, format)
-        values = integer.decode(groups, self.grid()).reshape(codes.shape[0], -1)[:, : self.shape[-1]]
+            values = codes
+        elif format.name in CODECS:
+            values = CODECS[format.name][1](**self.tensors())
+        else:
+            groups = integer.decode(integer.grouped(codes, format), self.grid)
+            values = integer.ungrouped(groups, *codes.shape)
         return values.reshape(self.shape).to(dtype)
 
 
+def pick_rows(
+    format: NumberFormat, parts: Mapping[str, Tensor], index: Tensor
+) -> dict[str, Tensor]:
+    """Select rows of each tensor, packed or not; values of the whole tensor stay."""
+    whole = {"tensor_scale", *(("scale", "offset") if format.sharing == "tensor" else ())}
+    return {name: part if name in whole else part[index] for name, part in parts.items()}
+
+
 def finite(weight: Tensor) -> bool:
-    """Whether no value is NaN or infinite. One pass: a sum keeps either; a sum that overflows is looked into."""
-    return bool(torch.isfinite(weight.sum(dtype=torch.float32))) or bool(torch.isfinite(weight).all())
+    """Return whether no value is NaN or infinite.
+
+    A sum in one pass keeps NaN and infinity. If the sum overflows, each value is
+    checked.
+    """
+    return bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all())
 
 
 def check(weight: Tensor, format: NumberFormat) -> None:
-    """Refuse what has no meaningful codes, before any work."""
+    """Raise BadRequest for a tensor that cannot be quantized."""
     if not weight.is_floating_point():
-        raise BadRequest(f"Only floating-point weights can be quantised, and this tensor is {weight.dtype}.")
+        raise BadRequest(f"Only floating-point weights can be quantized; these are {weight.dtype}.")
     if weight.ndim == 0 or weight.numel() == 0:
-        raise BadRequest(f"A tensor of shape {tuple(weight.shape)} holds no row to quantise; pass [..., inputs].")
+        raise BadRequest(f"A tensor of shape {tuple(weight.shape)} has no row to quantize.")
     if not finite(weight):
-        raise BadRequest(
-            f"The weights contain NaN or infinity and cannot be held in {format.name}; repair the checkpoint first."
-        )
+        raise BadRequest(f"{format} cannot store NaN or infinity; repair the checkpoint first.")
 
 
 def quantize(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
-    """Round to nearest: [..., K] of any float dtype -> QuantizedTensor."""
+    """Round [..., K] of any float dtype to the nearest values of `format`.
+
+    Raises BadRequest for NaN, infinity, an empty tensor, or weights beyond the format's
+    range.
+    """
     format = get_format(format)
     check(weight, format)
     flat = weight.detach().reshape(-1, weight.shape[-1]).float()  # [R, K]
     shape = tuple(weight.shape)
-    if format.kind == "float":
-        dtype = integer.DTYPES[format.name]
-        if float(flat.abs().max()) > torch.finfo(dtype).max:
-            raise BadRequest(
-                f"A weight of {float(flat.abs().max()):.3g} does not fit {format.name}; bf16 has float32's range."
-            )
-        return QuantizedTensor(format, shape, flat.to(dtype))
-    if format.name == "fp8_e4m3":
-        return QuantizedTensor(format, shape, *floats.encode_fp8(flat))
-    if format.name == "nvfp4":
-        nibbles, scales, tensor_scale = floats.encode_nvfp4(flat)
-        return QuantizedTensor(format, shape, pack(nibbles, 4), scales, None, tensor_scale)
-    grid = integer.fit(flat, format)
-    return from_grid(flat, grid, shape)
+    if format.kind == "integer":
+        return from_grid(flat, integer.fit(flat, format), shape)
+    if format.name in CODECS:
+        return QuantizedTensor(format, shape, **CODECS[format.name][0](flat))
+    return QuantizedTensor(format, shape, integer.cast(flat, format, format.name, "A weight"))
+
+
+dequantize = QuantizedTensor.dequantize
 
 
 def from_grid(flat: Tensor, grid: integer.Grid, shape: tuple[int, ...]) -> QuantizedTensor:
     """Round float32 weights [R, K] to a given grid."""
     codes = integer.encode(integer.grouped(flat, grid.format), grid)
-    return from_codes(codes.reshape(flat.shape[0], -1)[:, : flat.shape[1]], grid, shape)
+    return from_codes(integer.ungrouped(codes, *flat.shape), grid, shape)
 
 
 def from_codes(codes: Tensor, grid: integer.Grid, shape: tuple[int, ...]) -> QuantizedTensor:
-    """Integer codes [R, K] on a grid, packed."""
-    format = grid.format
-    offset = pack(grid.offset, format.bits) if format.offset == "zero_point" else grid.offset
-    if math.prod(shape) != codes.numel():
-        raise BadRequest(f"{codes.numel()} codes cannot have the shape {shape}.")
-    return QuantizedTensor(format, tuple(shape), pack(codes, format.bits), grid.scale.contiguous(), offset)
+    """Make a tensor of `shape` from integer codes [R, K] on a grid."""
+    assert math.prod(shape) == codes.numel(), (shape, codes.shape)
+    codes = codes.to(torch.int8 if grid.format.symmetric else torch.uint8)
+    return QuantizedTensor(grid.format, tuple(shape), codes, grid.scale.contiguous(), grid.offset)

@@ -1,63 +1,59 @@
-"""Generation over a prefix store: look each prompt up, compute only what is not held, keep what was computed.
+"""Generate over a prefix store: compute what is not cached, keep what is computed.
 
-    lookup    the held beginning becomes the row's first blocks, shared and not copied
+    lookup    the cached beginning becomes the row's first blocks, shared and not copied
     prefill   the rest of each prompt, at least one token
-    keep      as soon as the first token is known, so that the next request need not wait for this one to end
+    keep      as soon as the first token is known, so that the next request need not wait for the end
 
-One view a prompt, so a batch may hold rows of several tenants; none sees another's entries. A batch that fails keeps
-nothing, and its blocks go back to the pool. When it loses: prompts that share nothing pay a look-up and the tables.
+There is one view per prompt, so a batch may hold rows of several tenants; none sees
+another's entries. A batch that fails keeps nothing, and its blocks go back to the pool.
+It loses on prompts that share nothing: they pay for a look-up and the block tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from labkit.cache.paged import PagedCache
-from labkit.cache.prefix import Documents, PrefixView
+from labkit.cache.paged.cache import PagedCache
+from labkit.cache.prefix.store import PrefixView
 from labkit.errors import BadRequest
-from labkit.generate.completion import Completion, Token
-from labkit.generate.loop import GREEDY, decode
-from labkit.generate.request import encode_prompts, prepare, wants_tokens
-from labkit.generate.sampling import Sampling
+from labkit.generate.request import Request, check_given_cache
+from labkit.generate.row import Tokens
 
 
-def generate_with_prefixes(
-    model,
-    prompts: str | Sequence,
-    view: PrefixView | Sequence[PrefixView],
-    *,
-    documents: Documents | Sequence[Documents] = None,
-    max_new_tokens: int | Sequence[int] = 128,
-    sampling: Sampling = GREEDY,
-    end_ids: int | Sequence[int] | None = None,
-    stop: str | Sequence[str] = (),
-    on_token: Callable[[Token], object] | None = None,
-    cancel=None,
-    prefill_chunk: int | None = None,
-) -> Completion | list[Completion]:
-    """As `generate`; `view` (one, or one a prompt) says whose requests these are. `documents`: what the prompt was built
-    on, {name: first token that it could influence}; for several prompts a list of those."""
-    encoded, single = encode_prompts(model, prompts)
-    views = [view] * len(encoded) if isinstance(view, PrefixView) else list(view)
-    built_on = [documents] if single else [None] * len(encoded) if documents is None else list(documents)
-    if len(views) != len(encoded) or len(built_on) != len(encoded):
-        raise BadRequest(f"{len(views)} views and {len(built_on)} lists of documents for {len(encoded)} prompts; give one each.")
-    leases = [view.lookup(tokens) for view, tokens in zip(views, encoded)]
+def with_prefixes(
+    request: Request,
+    prefixes: PrefixView | Sequence[PrefixView],
+    decode: Callable[[Request], Tokens],
+) -> Tokens:
+    """Yield the tokens that `decode` gives over a cache joined from the views' entries."""
+    rows, documents = request.rows, request.options.documents
+    views = [prefixes] * len(rows) if isinstance(prefixes, PrefixView) else list(prefixes)
+    sources: list[Any] = [documents] if request.single else list(documents or [None] * len(rows))
+    if len(views) != len(rows) or len(sources) != len(rows):
+        raise BadRequest(
+            f"{len(views)} views and {len(sources)} lists of documents were given for {len(rows)} "
+            "prompts; give one for all or one each."
+        )
+    return _decode(request, views, sources, decode)
+
+
+def _decode(request: Request, views, sources, decode) -> Tokens:
+    rows = request.rows
+    leases = [view.lookup(row.prompt) for view, row in zip(views, rows)]
     cache = PagedCache.join(lease.cache for lease in leases)
     for lease in leases:
-        lease.cache.rewind(0)  # the joined rows hold the blocks now, and nobody else does
+        lease.cache.rewind(0)  # only the joined rows hold the blocks now
+    kept: set[int] = set()
     try:
-        request = prepare(model, encoded, max_new_tokens=max_new_tokens, sampling=sampling, end_ids=end_ids, stop=stop,
-                          cache=cache, cancel=cancel, prefill_chunk=prefill_chunk, texts=wants_tokens(on_token))  # fmt: skip
-        kept: set[int] = set()
+        request = replace(request, cache=cache)
+        check_given_cache(request)
         for token in decode(request):
-            row = token.row
-            if on_token is not None:
-                on_token(token)
-            if token.id is not None and row not in kept:  # after the first token was handed on: nobody waits for this
-                kept.add(row)
-                views[row].keep(leases[row], cache, row, encoded[row], built_on[row])
-        completions = [row.completion(model) for row in request.rows]
+            yield token  # before anything is kept: nobody waits for that
+            i = token.row
+            if token.id is not None and i not in kept:
+                kept.add(i)
+                views[i].keep(leases[i], cache, i, rows[i].prompt, sources[i])
     finally:
         cache.rewind(0)
-    return completions[0] if single else completions

@@ -1,17 +1,22 @@
-"""Which drafted tokens stay: one rule, after which every text is as likely as without drafting.
+"""Decide which drafted tokens stay; texts stay as likely as without drafting.
 
-The target's distribution p at a drafted token x, the distribution q that x was drawn from:
+The target's distribution p at a drafted token x, and the distribution q that x was
+drawn from:
 
-    keep x with probability min(1, p(x) / q(x));  else draw from max(p - q, 0), made to sum to 1, and stop there
-    all kept: one more token from the target's next distribution, which the same pass has computed (the bonus)
+    keep x with probability min(1, p(x) / q(x))
+    else draw from max(p - q, 0), made to sum to 1, and stop there
+    all kept: draw one more token from the target's next distribution (the bonus)
 
-Then P(token) = min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p, whatever q was (Leviathan et al.,
-2211.17192; Chen et al., 2302.01318). A draft that was not drawn (look-up, an argmax) is a point mass: q(x) = 1. Scoring it
-with the probabilities that it was *not* drawn from is the classic mistake. Greedy is the same rule with p a point mass:
-keep x where it is the target's own choice. p and q are what `sampling.probabilities` makes of logits, penalties counted
-per token: the second drafted token already knows the first.
+Then P(token) = min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p,
+whatever q was (Leviathan et al., 2211.17192; Chen et al., 2302.01318). A draft that was
+not drawn (look-up, an argmax) is a point mass: q(x) = 1. A classic mistake is to use
+probabilities that the token was *not* drawn from. Greedy is the same rule with p a
+point mass: keep x if it is the target's choice. p and q come from
+`sampling.probabilities`, and penalties count every token: the second drafted token
+already knows the first.
 
-Cost: greedy, one argmax over the pass; sampling, one softmax a token looked at. A pass always gives one token or more.
+Cost: greedy, one argmax over the pass; sampling, one softmax per examined token. A pass
+always gives at least one token.
 """
 
 from __future__ import annotations
@@ -22,73 +27,90 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.generate.request import Row
-from labkit.generate.sampling import InvalidLogits, Sampling, draw, probabilities, process
+from labkit.generate.drafter import Draft
+from labkit.generate.row import Row
+from labkit.generate.sampling import (
+    InvalidLogits,
+    Past,
+    Sampling,
+    draw,
+    probabilities,
+    process,
+    sample,
+)
+
+Verdict = tuple[list[int], int]  # tokens to add, and how many of them were drafted
 
 
 class InvalidDraft(ValueError):
-    """A draft that no rule can judge: probabilities that are no distribution, or a token that they could not have drawn."""
+    """A draft has an invalid distribution, an impossible token or too many tokens."""
 
 
-def acceptance(target: Tensor, draft: Tensor | None, token: int) -> float:
-    """The probability of keeping `token`: min(1, p / q); `draft` None is a point mass."""
-    p, q = float(target[token]), 1.0 if draft is None else float(draft[token])
-    if not 0 < q < math.inf:
-        raise InvalidDraft(f"Token {token} was drafted with probability {q}: it cannot have been drawn from that.")
-    return min(1.0, p / q)
+def acceptance(p: Tensor, q: Tensor | None, token: int) -> float:
+    """Return the probability of keeping `token`: min(1, p / q).
+
+    `q` None is a point mass.
+    """
+    drawn = 1.0 if q is None else float(q[token])
+    if not 0 < drawn < math.inf:
+        raise InvalidDraft(f"Token {token} has probability {drawn} in the draft it was drawn from.")
+    return min(1.0, float(p[token]) / drawn)
 
 
-def residual(target: Tensor, draft: Tensor | None, token: int) -> Tensor:
-    """What to draw from after `token` was refused: max(p - q, 0), not made to sum to 1.
+def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
+    """Return what to draw from after a rejection: max(p - q, 0), not normalized.
 
-    Where nothing is left (p and q equal but for rounding) a refusal has no probability either, and p itself is right."""
-    if draft is None:
-        left = target.clone()
+    If the difference is 0 everywhere, p and q are equal up to rounding, and p is
+    returned.
+    """
+    if q is None:
+        left = p.clone()
         left[token] = 0
     else:
-        left = (target - draft).clamp(min=0)
+        left = (p - q).clamp(min=0)
     total = float(left.sum())
     if math.isnan(total):
-        raise InvalidDraft("The draft's probabilities hold NaN: no token can be drawn from what they leave.")
-    return left if total > 0 else target
+        raise InvalidDraft("The draft's probabilities contain NaN, so no token can be drawn.")
+    return left if total > 0 else p
 
 
-def verify_row(logits: Tensor, drafted: Sequence[int], distributions: Tensor | None, row: Row, sampling: Sampling,
-               end_ids: frozenset[int]) -> tuple[list[int], int]:
-    """(tokens to add, how many of them were drafted) from logits [n + 1, V] after the row's last token and each drafted.
+def verify_row(
+    logits: Tensor, draft: Draft, row: Row, sampling: Sampling, end_ids: frozenset[int]
+) -> Verdict:
+    """Judge a draft by logits [n + 1, V], after the last token and each drafted one.
 
-    `distributions` [n, V]: what the drafted tokens were drawn from; None is a point mass. Raises InvalidLogits for a row
-    of logits that is reached, never for one behind a refusal."""
-    history, num_prompt = list(row.history), len(row.prompt)
-    for i, token in enumerate(drafted):
+    Raises InvalidLogits for a row of logits that is reached, never for one after a
+    rejection.
+    """
+    history = list(row.history)
+    past = Past(history, len(row.prompt), end_ids)
+    for i, token in enumerate(draft.tokens):
         if sampling.temperature == 0:
-            chosen = int(process(logits[i], sampling, history, num_prompt, end_ids).argmax())
-            if chosen != token:
-                return [*drafted[:i], chosen], i
+            choice = int(process(logits[i], sampling, past).argmax())
+            if choice != token:
+                return [*draft.tokens[:i], choice], i
         else:
-            p = probabilities(logits[i], sampling, history, num_prompt, end_ids)
-            q = None if distributions is None else distributions[i]
-            if torch.rand((), dtype=torch.float64, generator=row.generator).item() >= acceptance(p, q, token):
-                return [*drafted[:i], draw(residual(p, q, token), row.generator)], i
+            p = probabilities(logits[i], sampling, past)
+            q = None if draft.probabilities is None else draft.probabilities[i]
+            uniform = torch.rand((), dtype=torch.float64, generator=row.generator).item()
+            if uniform >= acceptance(p, q, token):
+                return [*draft.tokens[:i], draw(residual(p, q, token), row.generator)], i
         history.append(token)
-    n = len(drafted)
-    if sampling.temperature == 0:
-        bonus = int(process(logits[n], sampling, history, num_prompt, end_ids).argmax())
-    else:
-        bonus = draw(probabilities(logits[n], sampling, history, num_prompt, end_ids), row.generator)
-    return [*drafted, bonus], n
+    n = len(draft.tokens)
+    bonus = sample(logits[n], sampling, past, row.generator)
+    return [*draft.tokens, bonus], n
 
 
-def verify_greedy(logits: Tensor, drafted: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
-    """The same for every row at once where the largest logit decides as it stands: logits [B, T, V], T > a row's drafts."""
-    best = logits.argmax(-1, keepdim=True)  # [B, T, 1]; the lowest id among equals, as in plain decoding
-    chosen, largest = best[..., 0].tolist(), logits.gather(-1, best)[..., 0].tolist()
+def verify_greedy(logits: Tensor, drafts: Sequence[Draft]) -> list[Verdict]:
+    """Judge the drafts of all rows at once if the largest logit decides: logits [B, T, V]."""
+    best = logits.argmax(-1, keepdim=True)  # [B, T, 1]; the lowest id among equals
+    choices, largest = best[..., 0].tolist(), logits.gather(-1, best)[..., 0].tolist()
     verdicts = []
-    for tokens, mine, values in zip(drafted, chosen, largest):
+    for draft, choice, values in zip(drafts, choices, largest):
         kept = 0
-        while kept < len(tokens) and tokens[kept] == mine[kept]:
+        while kept < len(draft.tokens) and draft.tokens[kept] == choice[kept]:
             kept += 1
         if not all(map(math.isfinite, values[: kept + 1])):
-            raise InvalidLogits("The largest of the model's logits is not finite, so no token can be chosen from that row.")
-        verdicts.append(([*tokens[:kept], mine[kept]], kept))
+            raise InvalidLogits("The largest logit is not finite, so no token can be chosen.")
+        verdicts.append(([*draft.tokens[:kept], choice[kept]], kept))
     return verdicts

@@ -1,1 +1,1 @@
-"""The few operations that are worth writing more than once: the plain way (the oracle) and faster ones."""
+"""Implementations of operations: a plain one (the oracle) and faster ones."""

@@ -1,39 +1,51 @@
-"""The shape of a decoder, read from what checkpoints say about themselves.
+"""The configuration of a decoder: what it computes, and errors for what it does not.
 
-A checkpoint states its shape in a `config.json` (the hub's format) or in GGUF metadata. Both are turned into
-one frozen `ModelConfig`; nothing else in labkit reads either. `head_dim` is taken as stated and derived as
-hidden / heads only where nothing is said (Qwen3-0.6B: 128, where hidden / heads would be 64).
-What the decoder cannot compute is refused by name here, before a single weight is read.
+A checkpoint states its shape in a `config.json` (the hub's format) or in GGUF metadata.
+`labkit.plan.hub_config` reads the first; `labkit.model.files.gguf_config` turns the second
+into the first. What the decoder cannot compute raises an error here, by name, before a
+single weight is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.errors import BadRequest
-from labkit.model import gemma
+from labkit.errors import BadRequest, Number, OrNone, Whole, check_fields
 from labkit.model.rope import RopeConfig
-from labkit.model.windows import layer_windows
+from labkit.plan.hub_config import HubConfig
+from labkit.plan.kv import KVShape, LayerKV
 
-if TYPE_CHECKING:
-    from labkit.model.gguf_file import GGUFFile
-    from labkit.plan.memory import KVShape
-
-ARCHITECTURES = {  # what a config.json leaves out where it means the architecture's own default
-    "llama": {"max_position_embeddings": 2048},
-    "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
-    "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096},
-    "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
-    "gemma3_text": gemma.DEFAULTS,
+ARCHITECTURES = {  # model_type -> transformers' name of the model
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3",
 }
-CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+_STATED_BIASES = ("llama", "qwen3", "gemma3_text")  # architectures that read `attention_bias`
+_NOT_COMPUTED = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+    "num_kv_shared_layers",
+    "kv_lora_rank",
+)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one decoder; `from_hf` and `from_gguf` read them, `to_hf` writes them."""
+    """Sizes and switches of one decoder; `from_hf` reads them, `to_hf` writes them."""
 
     architecture: str
     vocab_size: int
@@ -51,45 +63,54 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    windows: tuple[int | None, ...] | None = None  # per layer; None: every layer sees everything
-    local_rope: RopeConfig | None = None  # of windowed layers, where it is another (Gemma)
+    windows: tuple[int | None, ...] | None = None  # per layer; None: no layer has one
+    local_rope: RopeConfig | None = None  # of windowed layers, if it differs (Gemma)
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    latent_dim: int | None = None  # MLA: the cached vector's width; head_dim is then that of unrotated keys and values
-    rope_dim: int = 0  # MLA: width of the one rotated key
-    kv_shared: tuple[int | None, ...] | None = None  # per layer: the earlier layer whose keys and values it reads
+    # MLA: width of the stored vector (head_dim is then that of unrotated keys and values),
+    # and of the one rotated key.
+    latent_dim: int | None = None
+    rope_dim: int = 0
+    # Per layer: the earlier layer whose keys and values it reads.
+    kv_shared: tuple[int | None, ...] | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
 
     def __post_init__(self):
         check_architecture(self.architecture)
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-                     "intermediate_size", "max_positions"):  # fmt: skip
-            value = getattr(self, name)
-            unlimited = value is None and name == "max_positions"
-            if not unlimited and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-                raise BadRequest(f"{name} is {value!r}: the configuration of a model gives a whole number from 1 up.")
-        if isinstance(self.norm_eps, bool) or not isinstance(self.norm_eps, Real) or not self.norm_eps >= 0:
-            raise BadRequest(f"norm_eps is {self.norm_eps!r}: give a number from 0 up, such as 1e-6.")
-        if self.num_heads % self.num_kv_heads:
-            raise BadRequest(
-                f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads: "
-                "the first must be a multiple of the second."
-            )
-        if self.windows is not None and len(self.windows) != self.num_layers:
-            raise BadRequest(
-                f"{len(self.windows)} windows were given for {self.num_layers} layers: give one a layer, or none."
-            )
+        sizes = dict.fromkeys(_SIZES, Whole(1))
+        check_fields(self, **sizes, max_positions=OrNone(Whole(1)), norm_eps=Number(0))
         shared = self.kv_shared or (None,) * self.num_layers
-        early = all(source is None or (source < i and shared[source] is None) for i, source in enumerate(shared))
-        if not early or len(shared) != self.num_layers or (any(shared) and self.latent_dim):
-            raise BadRequest(f"kv_shared is {shared}: one entry a layer, None or an earlier layer whose own it reads.")
-        if (self.latent_dim is None) != (self.rope_dim == 0):
-            raise BadRequest("latent_dim and rope_dim go together (latent attention): give both or none.")
-        if self.head_dim % 2 or self.rope_dim % 2:
-            raise BadRequest(
-                f"head_dim {self.head_dim} is odd: rotary embedding turns pairs of channels, so it must be even."
-            )
+        earlier = all(
+            source is None or (source < i and shared[source] is None)
+            for i, source in enumerate(shared)
+        )
+        latent, rotated = self.latent_dim is not None, self.rope_dim > 0
+        rules = (
+            (
+                self.num_heads % self.num_kv_heads == 0,
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads; "
+                "give a multiple",
+            ),
+            (
+                self.head_dim % 2 == self.rope_dim % 2 == 0,
+                f"head_dim is {self.head_dim} and rope_dim {self.rope_dim}, and RoPE rotates pairs "
+                "of channels; give even numbers",
+            ),
+            (
+                self.windows is None or len(self.windows) == self.num_layers,
+                f"windows is {self.windows}; give one entry per layer, or None",
+            ),
+            (
+                earlier and len(shared) == self.num_layers and not (any(shared) and latent),
+                f"kv_shared is {shared}; give one entry per layer: None, or an earlier layer with "
+                "keys of its own (never with latent attention)",
+            ),
+            (latent == rotated, "latent_dim and rope_dim go together; give both or neither"),
+        )
+        for holds, sentence in rules:
+            if not holds:
+                raise BadRequest(f"{sentence}.")
 
     @property
     def q_size(self) -> int:
@@ -103,11 +124,6 @@ class ModelConfig:
     def is_gemma(self) -> bool:
         return self.architecture == "gemma3_text"
 
-    @property
-    def context(self) -> int:
-        """Tokens that may be in use at once. Dynamic rotary settings state the length before stretching."""
-        return int(self.max_positions * self.rope.factor) if self.rope.kind == "dynamic" else self.max_positions
-
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
@@ -116,66 +132,69 @@ class ModelConfig:
 
     @property
     def kv_shape(self) -> KVShape:
-        from labkit.plan.memory import KVShape, LayerKV
-
-        heads, width = (self.num_kv_heads, self.head_dim) if self.latent_dim is None else (1, self.latent_dim)
-        kind = lambda i: LayerKV(heads, width, self.window(i), 0, self.latent_dim, self.rope_dim, self.shared_with(i))  # noqa: E731
-        return KVShape(tuple(kind(i) for i in range(self.num_layers)))
-
-    @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
-        """From the dictionary of a `config.json` (older and newer spellings of the rotary settings alike)."""
-        architecture = check_architecture(config.get("model_type"))
-        given = ARCHITECTURES[architecture] | config
-        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            if not isinstance(given.get(key), int) or given[key] < 1:
-                raise BadRequest(f"the configuration says {key} = {given.get(key)!r}: a whole number from 1 up is needed.")
-        given.setdefault("max_position_embeddings", None)
-        heads, layers = given["num_attention_heads"], given["num_hidden_layers"]
-        head_dim = given.get("head_dim")
-        head_dim = given["hidden_size"] // heads if head_dim is None else head_dim
-        act, ours = ("hidden_activation", "gelu_pytorch_tanh") if architecture == "gemma3_text" else ("hidden_act", "silu")
-        if (given.get(act) or ours) != ours:
-            raise BadRequest(
-                f"the activation {given[act]!r} is not one that labkit.model computes ({ours!r} for {architecture}): "
-                "labkit.hf runs the model through transformers."
+        """What each layer caches."""
+        latent = self.latent_dim
+        kv = (self.num_kv_heads, self.head_dim) if latent is None else (1, latent)
+        return KVShape(
+            tuple(
+                LayerKV(*kv, self.window(i), 0, latent, self.rope_dim, self.shared_with(i))
+                for i in range(self.num_layers)
             )
-        bias = bool(given.get("attention_bias", False)) and architecture in ("llama", "qwen3", "gemma3_text")
-        eos = given.get("eos_token_id")
-        own = {"rope": RopeConfig.from_hf(given), "windows": layer_windows(architecture, given, layers)} \
-            if architecture != "gemma3_text" else gemma.fields_from_hf(given, layers)  # fmt: skip
-        return cls(
-            architecture=architecture,
-            vocab_size=given["vocab_size"],
-            hidden_size=given["hidden_size"],
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=heads if given.get("num_key_value_heads") is None else given["num_key_value_heads"],
-            head_dim=head_dim,
-            intermediate_size=given["intermediate_size"],
-            norm_eps=given.get("rms_norm_eps", 1e-6),
-            max_positions=given["max_position_embeddings"],
-            tie_embeddings=bool(given.get("tie_word_embeddings", False)),
-            qkv_bias=bias or architecture == "qwen2",
-            o_bias=bias,
-            mlp_bias=bool(given.get("mlp_bias", False)) and architecture == "llama",
-            qk_norm=architecture in ("qwen3", "gemma3_text"),
-            bos_id=given.get("bos_token_id"),
-            eos_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
-            pad_id=given.get("pad_token_id"),
-            **own,
         )
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile) -> ModelConfig:
-        from labkit.model.gguf_config import config_from_gguf
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Return the configuration in the dict of a config.json, of older or newer spelling.
 
-        return config_from_gguf(file)
+        Raises BadRequest for what the decoder does not compute.
+        """
+        architecture = check_architecture(config.get("model_type"))
+        hub = HubConfig(config)
+        gemma = architecture == "gemma3_text"
+        activation = hub.get("hidden_activation" if gemma else "hidden_act")
+        computed = "gelu_pytorch_tanh" if gemma else "silu"
+        unsupported = {name: hub.get(name) for name in _NOT_COMPUTED if hub.get(name)}
+        if activation not in (None, computed):
+            unsupported = {"the activation": activation}
+        for name, value in unsupported.items():
+            raise BadRequest(
+                f"{name} is {value!r}, which labkit.model does not compute for {architecture}: "
+                "labkit.lab.hf runs the model through transformers."
+            )
+        attention_bias = bool(hub.get("attention_bias")) and architecture in _STATED_BIASES
+        local_theta, longest = hub.rope["local_theta"], hub.get("max_position_embeddings")
+        eos = hub.get("eos_token_id", ())
+        return cls(
+            architecture=architecture,
+            vocab_size=hub.number("vocab_size"),
+            hidden_size=hub.number("hidden_size"),
+            num_layers=hub.num_layers,
+            num_heads=hub.number("num_attention_heads"),
+            num_kv_heads=hub.num_kv_heads,
+            head_dim=hub.head_dim,
+            intermediate_size=hub.number("intermediate_size"),
+            norm_eps=hub.get("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_settings(hub.rope, longest),
+            max_positions=longest,
+            tie_embeddings=bool(hub.get("tie_word_embeddings")),
+            qkv_bias=attention_bias or "qkv" in hub.kind.biases,
+            o_bias=attention_bias,
+            mlp_bias=bool(hub.get("mlp_bias")) and architecture == "llama",
+            qk_norm=hub.kind.qk_norm,
+            windows=hub.windows if any(hub.windows) else None,
+            local_rope=RopeConfig(theta=float(local_theta)) if gemma else None,
+            attention_scale=hub.number("query_pre_attn_scalar") ** -0.5 if gemma else None,
+            bos_id=hub.get("bos_token_id"),
+            eos_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+            pad_id=hub.get("pad_token_id"),
+        )
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` that transformers reads for this shape: the inverse of `from_hf`."""
+        """Return the `config.json` that transformers reads: the inverse of `from_hf`."""
+        widths = [width for width in self.windows or () if width is not None]
+        eos = list(self.eos_ids)
         config = {
-            "architectures": [CLASSES[self.architecture] + "ForCausalLM"],
+            "architectures": [ARCHITECTURES[self.architecture] + "ForCausalLM"],
             "model_type": self.architecture,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -189,31 +208,45 @@ class ModelConfig:
             "max_position_embeddings": self.max_positions,
             "tie_word_embeddings": self.tie_embeddings,
             "bos_token_id": self.bos_id,
-            "eos_token_id": list(self.eos_ids) if len(self.eos_ids) > 1 else next(iter(self.eos_ids), None),
+            "eos_token_id": eos if len(eos) > 1 else eos[0] if eos else None,
             "pad_token_id": self.pad_id,
             **self.rope.to_hf(),
         }
-        if self.architecture in ("llama", "qwen3", "gemma3_text"):
+        if self.architecture in _STATED_BIASES:
             config["attention_bias"] = self.qkv_bias
-        if self.is_gemma:
-            return config | gemma.fields_to_hf(self)
         if self.architecture == "llama":
             config["mlp_bias"] = self.mlp_bias
-        else:
-            widths = sorted({w for w in self.windows or () if w is not None})
-            config["sliding_window"] = widths[0] if widths else None
         if self.architecture in ("qwen2", "qwen3"):
             config["use_sliding_window"] = bool(widths)
+        if self.architecture != "llama" or widths:
+            config["sliding_window"] = min(widths, default=None)
+        if self.architecture not in ("llama", "mistral") or (
+            self.architecture == "llama" and widths
+        ):
             config["layer_types"] = [
-                "full_attention" if self.window(i) is None else "sliding_attention" for i in range(self.num_layers)
+                "full_attention" if self.window(i) is None else "sliding_attention"
+                for i in range(self.num_layers)
             ]
+        if self.local_rope is not None and self.attention_scale is not None:
+            config |= {
+                "rope_parameters": {
+                    "full_attention": config["rope_parameters"],
+                    "sliding_attention": self.local_rope.to_hf()["rope_parameters"],
+                },
+                "rope_local_base_freq": self.local_rope.theta,
+                "query_pre_attn_scalar": round(self.attention_scale**-2),
+                "hidden_activation": "gelu_pytorch_tanh",
+                "sliding_window": min(widths, default=4096),
+            }
         return config
 
 
 def check_architecture(name: str | None) -> str:
-    if name not in ARCHITECTURES:
+    """Return the name of an architecture that the decoder computes; raises BadRequest for others."""
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise BadRequest(
-            f"the architecture {name!r} is not one that labkit.model computes ({', '.join(ARCHITECTURES)}): "
-            "labkit.hf runs most other models through transformers."
+            f"the architecture {name!r} is not one that labkit.model computes "
+            f"({', '.join(ARCHITECTURES)}): labkit.lab.hf runs most other models through "
+            "transformers."
         )
     return name

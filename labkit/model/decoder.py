@@ -1,11 +1,16 @@
-"""The decoder: token ids in, logits out; a stack of layers that each add to one running vector per token.
+"""The decoder: token ids in, logits out; a stack of layers that each add to one vector per token.
 
-    x = embed(tokens);  per layer: x += attention(norm(x)); x += mlp(norm(x));  logits = head(norm(x))
+    x = embed(tokens)
+    per layer:  x += attention(norm(x));  x += mlp(norm(x))
+    logits = head(norm(x))
 
-It knows nothing about text, sampling or batching policy. A step with a cache passes only the new tokens; without one,
-the whole text. Batches of unequal prompts are right padded: `counts` says how many tokens of each row are real.
-Cost of one decode step: every weight is read once, whatever the batch, and the KV cache once per row.
-Written to be few operators (about 20 a layer): at batch 1 a small model spends as long in dispatch as in arithmetic.
+It knows nothing about text, sampling or batching policy. A step with a cache passes only
+the new tokens; without one, the whole text. Batches of unequal prompts are right padded:
+`counts` says how many tokens of each row are real.
+
+Cost of one decode step: every weight is read once, whatever the batch, and the KV cache
+once per row. The decoder is written in few operators (about 20 per layer): at batch 1 a
+small model spends as long in dispatch as in arithmetic.
 """
 
 from __future__ import annotations
@@ -15,18 +20,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from labkit.cache.contract import checked_counts
+from labkit.cache import make_cache
+from labkit.cache.contract import KVCache, checked_counts
 from labkit.errors import BadRequest
 from labkit.model.attention import Attention
 from labkit.model.config import ModelConfig
-from labkit.model.gemma import SandwichLayer
 from labkit.model.mla import LatentAttention
-from labkit.model.mlp import make_mlp
-from labkit.model.norm import make_norm
+from labkit.model.norm_mlp import make_mlp, make_norm
 from labkit.model.rope import Rotary
+from labkit.model.tokenizer import Tokenizer
 
 
 class Layer(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to what came in."""
+
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
         self.attn_norm = make_norm(config)
@@ -34,26 +41,51 @@ class Layer(nn.Module):
         self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache=None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
         x = x + self.attention(self.attn_norm(x), cos, sin, cache)
         return x + self.mlp(self.mlp_norm(x))  # [B, T, E]
 
 
+class SandwichLayer(nn.Module):
+    """Gemma 3's layer: attention and feed-forward stand between two norms each.
+
+    Gemma 3 also scales embeddings by sqrt(E) and queries by 1/sqrt(query_pre_attn_scalar).
+    Five layers of six see a window and rotate with a base of their own (10,000); the sixth
+    sees everything. Past the window only every sixth layer's cache still grows (Gemma 3
+    report, 2025).
+    """
+
+    def __init__(self, config: ModelConfig, index: int):
+        super().__init__()
+        self.attn_norm = make_norm(config)
+        self.attention = make_attention(config, index)
+        self.attn_post_norm = make_norm(config)
+        self.mlp_norm = make_norm(config)
+        self.mlp = make_mlp(config)
+        self.mlp_post_norm = make_norm(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
+        x = x + self.attn_post_norm(self.attention(self.attn_norm(x), cos, sin, cache))
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # [B, T, E]
+
+
 def make_attention(config: ModelConfig, index: int) -> nn.Module:
+    """Return the attention of layer `index`."""
     return (Attention if config.latent_dim is None else LatentAttention)(config, index)
 
 
 def make_layer(config: ModelConfig, index: int) -> nn.Module:
-    if not config.is_gemma:
-        return Layer(config, index)
-    norms = (make_norm(config) for _ in range(4))
-    return SandwichLayer(
-        next(norms), make_attention(config, index), next(norms), next(norms), make_mlp(config), next(norms)
-    )
+    """Return layer `index` of this architecture."""
+    return (SandwichLayer if config.is_gemma else Layer)(config, index)
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. `name`, `revision` and `tokenizer` come from where it was loaded."""
+    """A decoder-only language model.
+
+    `name`, `revision`, `tokenizer` and `source` come from where it was loaded.
+    """
+
+    kernels = "torch"  # what multiplies: PyTorch's operators, or the "native" kernels
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -64,12 +96,13 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed_tokens.weight
+        local = config.local_rope
         self.rotary = Rotary(config.rope, config.rope_dim or config.head_dim)
-        self.local_rotary = None if config.local_rope is None else Rotary(config.local_rope, config.head_dim)
-        self.tokenizer = None
+        self.local_rotary = None if local is None else Rotary(local, config.head_dim)
+        self.tokenizer: Tokenizer | None = None
         self.name: str | None = None
         self.revision: str | None = None
-        self.source: dict[str, str] = {}  # what the checkpoint's file says of itself
+        self.source: dict[str, str] = {}  # the metadata of the checkpoint's file
 
     @property
     def device(self) -> torch.device:
@@ -82,64 +115,87 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        cache=None,
+        cache: KVCache | None = None,
         counts: Sequence[int] | None = None,
         last_only: bool = False,
         return_hidden: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """tokens [B, T] -> logits [B, T, V], or [B, 1, V] of each row's last real token where `last_only`.
+        """Return logits [B, T, V] of tokens [B, T].
 
-        `counts[b]` of row b's tokens are real, padding follows them. `return_hidden` adds what the head was given,
-        for every token, [B, T, E]."""
+        counts: how many tokens of each row are real; padding follows them.
+        last_only: return [B, 1, V], the logits of each row's last real token.
+        return_hidden: also return what the head was given, for every token, [B, T, E].
+        """
         hidden = self.hidden_states(tokens, cache, counts)
         logits = self.head(last_real(hidden, counts) if last_only else hidden)
         return (logits, hidden) if return_hidden else logits
 
-    def hidden_states(self, tokens: Tensor, cache=None, counts: Sequence[int] | None = None) -> Tensor:
-        """The vectors after the final norm [B, T, E]."""
+    def hidden_states(
+        self, tokens: Tensor, cache: KVCache | None = None, counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the vectors after the final norm [B, T, E]."""
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise BadRequest(
-                f"token ids of shape {tuple(tokens.shape)} were given: "
+                f"token ids of shape {tuple(tokens.shape)} were given; "
                 "the decoder takes [batch, tokens] with at least one token."
             )
         B, T = tokens.shape
         if cache is None and self.config.kv_shared:
             cache = self.new_cache(B, T)  # a layer that reads another's keys finds them there
         if cache is None:
-            positions, lengths = torch.arange(T, device=tokens.device).expand(B, T), checked_counts(T, counts, B)
+            positions = torch.arange(T, device=tokens.device).expand(B, T)
+            lengths = checked_counts(T, counts, B)
         elif len(cache.lengths) != B:
-            raise BadRequest(f"{B} rows of tokens came to a cache of {len(cache.lengths)}: give each row of the cache its tokens.")
+            raise BadRequest(
+                f"{B} rows of tokens came to a cache of {len(cache.lengths)} rows; "
+                "give each row of the cache its tokens."
+            )
         else:
             positions, lengths = cache.advance(T, counts), cache.lengths
         x = self.embed_tokens(tokens)  # [B, T, E]
-        turns = local = self.rotary(positions, lengths, x.dtype)  # cos and sin
-        if self.config.is_gemma:
-            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()  # rounded as the weights are
+        whole = local = self.rotary(positions, lengths, x.dtype)  # cos and sin
+        if self.config.is_gemma:  # the factor is rounded as the weights are
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()
         if self.local_rotary is not None:
             local = self.local_rotary(positions, lengths, x.dtype)
         for layer in self.layers:
-            cos, sin = turns if layer.attention.window is None else local
+            windowed = layer.attention.window is not None  # type: ignore[union-attr]
+            cos, sin = local if windowed else whole
             x = layer(x, cos, sin, cache)
         return self.norm(x)
 
-    def new_cache(self, batch: int = 1, capacity: int | None = None, kind: str = "contiguous"):
-        """A KV cache of this model's shape, dtype and device; `capacity` tokens a row (None: the model's context)."""
-        from labkit.cache import make_cache
+    def dequantized(self) -> Decoder:
+        """Return the plain decoder with these weights: itself, unless they are packed natively."""
+        return self
 
-        return make_cache(
+    def describe(self) -> None:
+        """Call this after layers were exchanged; a native decoder then renews its addresses."""
+
+    def new_cache(
+        self, batch: int = 1, capacity: int | None = None, kind: str = "contiguous"
+    ) -> KVCache:
+        """Return a KV cache of this model's shape, dtype and device.
+
+        `capacity`: tokens per row (None: the longest that the model reads).
+        """
+        cache = make_cache(
             kind,
             self.config.kv_shape,
             batch=batch,
-            capacity=capacity or self.config.context,
+            capacity=capacity or self.config.max_positions,
             dtype=self.dtype,
             device=self.device,
         )
+        if cache is None:
+            raise BadRequest(f"A cache of kind {kind!r} stores nothing; choose another kind.")
+        return cache
 
 
 def last_real(hidden: Tensor, counts: Sequence[int] | None) -> Tensor:
-    """[B, T, E] -> [B, 1, E]: each row's last token that is not padding."""
+    """Return each row's last token that is not padding: [B, T, E] -> [B, 1, E]."""
     if counts is None or all(count == hidden.shape[1] for count in counts):
-        # A view would make PyTorch copy the head's whole weight once a row: a strided input is multiplied as a batch.
+        # A view would make PyTorch copy the head's whole weight once per row: a strided input
+        # is multiplied as a batch.
         return hidden[:, -1:].clone(memory_format=torch.contiguous_format)
     last = torch.tensor([max(count - 1, 0) for count in counts], device=hidden.device)
     return hidden[torch.arange(len(counts), device=hidden.device), last].unsqueeze(1)

@@ -1,8 +1,10 @@
-"""What a model is, as far as keys and values go: a digest of its numbers, its adapters, formats and configuration.
+"""A digest of a model: its numbers, adapters, formats and configuration.
 
-Two models with one fingerprint give one token the same keys and values, so what was computed by one may serve the other;
-any changed weight, adapter, format or RoPE setting gives another one. The tokenizer is no part: tokens are compared.
-Cost: every byte of the weights is hashed once (about a second a GB); ask once for a model, and again after changing it.
+Two models with one fingerprint give a token the same keys and values, so the cache of one
+may serve the other. Any changed weight, adapter, format or RoPE setting changes it. The
+tokenizer is not part of it: tokens are compared.
+Cost: every byte of the weights is hashed (about a second per GB); compute it once per model,
+and again after changing the model.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from dataclasses import asdict, fields, is_dataclass
 import torch
 from torch import Tensor, nn
 
-from labkit.cache.prefix_identity import Fingerprint
+from labkit.cache.prefix.entry import Fingerprint
+from labkit.model.decoder import Decoder
 
 
-def fingerprint(model: nn.Module, adapters: Sequence[str] = ()) -> Fingerprint:
-    """`adapters`: names and versions (or digests) of whatever is applied beside the weights, in order."""
+def fingerprint(model: Decoder, adapters: Sequence[str] = ()) -> Fingerprint:
+    """Return the fingerprint; `adapters`: names and versions (or digests) of adapters, in order."""
     weights, formats = hashlib.sha256(), {}
     for name, module in model.named_modules():
         formats[name] = type(module).__qualname__
@@ -34,9 +37,13 @@ def fingerprint(model: nn.Module, adapters: Sequence[str] = ()) -> Fingerprint:
 
 
 def _held(module: nn.Module) -> dict:
-    """Parameters, buffers and whatever else a module holds numbers in (packed codes in a plain attribute)."""
+    """Return parameters, buffers and plain attributes, which may contain packed codes."""
     inside = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-    return inside | dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    return (
+        inside
+        | dict(module.named_parameters(recurse=False))
+        | dict(module.named_buffers(recurse=False))
+    )
 
 
 def _tensors(path: str, value) -> Iterator[tuple[str, Tensor]]:
@@ -49,4 +56,4 @@ def _tensors(path: str, value) -> Iterator[tuple[str, Tensor]]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     plain = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview((plain.view(torch.uint8) if plain.numel() else plain.to(torch.uint8)).numpy())
+    return plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")

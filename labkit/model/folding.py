@@ -3,7 +3,7 @@
     attn_norm -> qkv        v rows of qkv -> o (a KV head serves H/K query heads)
     mlp_norm  -> gate_up    up rows of gate_up -> down: silu(gate) * up is linear in up
 
-Norms after attention or MLP (Gemma) are not preceded by these linears' inputs, and expert layers are left out.
+Norms after attention or MLP (Gemma) do not precede these linears; expert layers are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from labkit.quant.awq import Fold
 
 
 def fold_map(model) -> list[Fold]:
-    """The folds of a `Decoder`, front to back."""
+    """Return the folds of a `Decoder`, from the first layer to the last."""
     config, folds = model.config, []
     for index, layer in enumerate(model.layers):
         prefix = f"layers.{index}"
@@ -25,10 +25,13 @@ def fold_map(model) -> list[Fold]:
         first_v = config.q_size + config.kv_size
         folds.append(
             Fold(
-                f"{prefix}.attention.qkv", (f"{prefix}.attention.o",), (first_v, first_v + config.kv_size),
-                repeat=config.num_heads // config.num_kv_heads, head_dim=config.head_dim,
+                f"{prefix}.attention.qkv",
+                (f"{prefix}.attention.o",),
+                (first_v, first_v + config.kv_size),
+                repeat=config.num_heads // config.num_kv_heads,
+                head_dim=config.head_dim,
             )
-        )  # fmt: skip
+        )
         if not hasattr(layer.mlp, "gate_up") or not isinstance(layer.mlp.gate_up, nn.Module):
             continue
         folds.append(Fold(f"{prefix}.mlp_norm", (f"{prefix}.mlp.gate_up",), plus_one=plus_one))

@@ -1,11 +1,14 @@
 """Random tiny models for tests and first steps: every part of the real thing, in microseconds.
 
-The defaults are chosen to catch what square shapes hide: fewer KV heads than query heads, and for Qwen3 a head_dim that
-is not hidden / heads. Weights are large enough for logits to differ clearly; norms and biases are not ones and zeros.
-A random model has no attention sinks, outliers or ties: build those by hand where they matter.
+The defaults catch what square shapes hide: fewer KV heads than query heads, and for Qwen3 a
+head_dim that is not hidden / heads. Weights are large enough for logits to differ clearly;
+norms and biases are not ones and zeros. A random model has no attention sinks, outliers or
+ties: build those by hand if they matter.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -15,8 +18,8 @@ from labkit.model.rope import RopeConfig
 
 
 def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
-    """Two layers of hidden size 32 over 96 tokens; any field of `ModelConfig` may be given instead."""
-    values = {
+    """Return two layers of hidden size 32 over 96 tokens; `overrides` are fields of `ModelConfig`."""
+    values: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": 96,
         "hidden_size": 32,
@@ -35,13 +38,20 @@ def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
         "pad_id": 2,
     }
     if architecture == "gemma3_text":
-        values |= {"windows": (5, None), "local_rope": RopeConfig(), "rope": RopeConfig(theta=1e6),
-                   "attention_scale": 20**-0.5, "tie_embeddings": True, "qk_norm": True}  # fmt: skip
+        values |= {
+            "windows": (5, None),
+            "local_rope": RopeConfig(),
+            "rope": RopeConfig(theta=1e6),
+            "attention_scale": 20**-0.5,
+            "tie_embeddings": True,
+        }
     return ModelConfig(**(values | overrides))
 
 
-def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **overrides) -> Decoder:
-    """A decoder with random weights, the same for the same seed; in eval mode, without gradients."""
+def tiny_model(
+    architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **overrides
+) -> Decoder:
+    """Return a decoder with random weights: equal for equal seeds, in eval mode, without gradients."""
     model = Decoder(tiny_config(architecture, **overrides))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,19 +1,23 @@
 """How many bytes the KV cache of a model takes: the formula, layer by layer.
 
-Each layer stores, for each token it still holds, K keys and K values of D numbers:
-    bytes = 2 * K * D * bytes_per_number * tokens held       (K: KV heads, not query heads; D: stated head_dim)
-What changes it: a *window* bounds the tokens held; *MLA* stores one latent and one rotary part per
-token and no heads; a layer that *shares* another's cache stores nothing; a *format* adds scales and a tail.
-Sources: GQA arXiv 2305.13245; MLA arXiv 2405.04434; KIVI (int4 with a tail) arXiv 2402.02750.
-Cost: a sum over the layers. It is exact; what a runtime rounds up (pages, capacity) is named apart.
+Each layer stores, for each token that it keeps, K keys and K values of D numbers:
+
+    bytes = 2 * K * D * bytes_per_number * tokens kept
+
+K is the number of KV heads, not of query heads; D is the stated head_dim. A *window*
+bounds the tokens kept. *MLA* stores one latent and one rotary part per token instead of
+heads. A layer that *shares* another's cache stores nothing. A *format* adds scales and
+a tail. The result is exact; rounding up to pages is optional. Sources: GQA arXiv
+2305.13245; MLA arXiv 2405.04434; KIVI (int4 with a tail) arXiv 2402.02750.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
-from labkit.errors import BadRequest, whole_number
+from labkit.errors import BadRequest, OrNone, Whole, check_fields, whole_number
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 
 
@@ -21,8 +25,9 @@ from labkit.plan.kv_formats import KVFormat, get_kv_format
 class LayerKV:
     """What one layer stores: K heads of D numbers, or (MLA) one latent and one rotary part.
 
-    `window`: the layer attends to the last `window` tokens only, itself included (None: to all), and
-    `sinks` first tokens besides. `shared_with`: the index of the layer whose cache it reads instead of its own.
+    `window`: the layer attends to the last `window` tokens, itself included, and to `sinks`
+    first tokens (None: to all). `shared_with`: the layer whose cache it reads instead of
+    one of its own.
     """
 
     num_kv_heads: int
@@ -34,91 +39,117 @@ class LayerKV:
     shared_with: int | None = None
 
     def __post_init__(self):
-        if self.window is not None and whole_number(self.window, "window") < 1:
-            raise BadRequest(f"window is {self.window}; it counts tokens and is at least 1, or None for a full layer.")
-        whole_number(self.sinks, "sinks", 0)
-        for name in ("num_kv_heads", "head_dim", "rope_dim"):
-            whole_number(getattr(self, name), name, 0)
-        if self.latent_dim is None and (self.num_kv_heads < 1 or self.head_dim < 1):
-            raise BadRequest(f"{self.num_kv_heads} KV heads of {self.head_dim} numbers hold nothing; "
-                             "both must be at least 1.")
+        least = 1 if self.latent_dim is None else 0
+        check_fields(
+            self,
+            num_kv_heads=Whole(least),
+            head_dim=Whole(least),
+            window=OrNone(Whole(1)),
+            sinks=Whole(0),
+            rope_dim=Whole(0),
+        )
 
     def tokens_held(self, tokens: int) -> int:
-        """Tokens held after `tokens` were seen; exactly `window` (never one more) once past it."""
-        if self.window is None:
-            return tokens
-        return min(tokens, self.window + self.sinks)
+        """Return the tokens stored after `tokens` were seen; past the window, exactly `window`."""
+        return tokens if self.window is None else min(tokens, self.window + self.sinks)
 
     def tokens_paged(self, tokens: int, page: int) -> int:
-        """Token slots of the whole pages that hold them; a window usually straddles one page more than it fills."""
+        """Return the token slots of the pages that hold them.
+
+        A window usually straddles one page more than it fills.
+        """
         if self.window is None or tokens <= self.window + self.sinks:
             return -(-tokens // page) * page
-        first = tokens - self.window
-        pages = set(range(first // page, (tokens - 1) // page + 1)) | set(range(-(-self.sinks // page)))
-        return len(pages) * page
+        recent = range((tokens - self.window) // page, (tokens - 1) // page + 1)
+        return len({*recent, *range(-(-self.sinks // page))}) * page
 
     def grows(self) -> bool:
-        """Whether one more token, past every window, takes more memory."""
+        """Return True if one more token, past every window, takes more memory."""
         return self.window is None and self.shared_with is None
 
     def bytes(self, tokens: int, kv_format: KVFormat) -> Fraction:
-        """Bytes for `tokens` tokens *held*, one sequence."""
+        """Return the bytes of `tokens` stored tokens of one sequence."""
         if self.latent_dim is not None:
-            return kv_format.vectors(self.latent_dim, 1, tokens) + kv_format.vectors(self.rope_dim, 1, tokens)
-        return (kv_format.vectors(self.head_dim, self.num_kv_heads, tokens, keys=True)
-                + kv_format.vectors(self.head_dim, self.num_kv_heads, tokens, keys=False))
+            widths = (self.latent_dim, self.rope_dim)
+            return sum((kv_format.vectors(width, 1, tokens) for width in widths), Fraction(0))
+        keys = kv_format.vectors(self.head_dim, self.num_kv_heads, tokens, keys=True)
+        return keys + kv_format.vectors(self.head_dim, self.num_kv_heads, tokens, keys=False)
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """The cache of a whole model: one LayerKV a layer."""
+    """The cache of a whole model: one LayerKV per layer."""
 
     layers: tuple[LayerKV, ...]
 
     def __post_init__(self):
         object.__setattr__(self, "layers", tuple(self.layers))
-        for index, layer in enumerate(self.layers):
-            source = layer.shared_with
-            if source is not None and not (0 <= source < len(self.layers)
-                                           and self.layers[source].shared_with is None):
-                raise BadRequest(f"layer {index} shares the cache of layer {source}, which must be a layer of "
-                                 "this model with a cache of its own.")
+        own = [i for i, layer in enumerate(self.layers) if layer.shared_with is None]
+        for i, layer in enumerate(self.layers):
+            if layer.shared_with is not None and layer.shared_with not in own:
+                raise BadRequest(
+                    f"layer {i} shares the cache of layer {layer.shared_with}; give a layer of "
+                    "this model with a cache of its own."
+                )
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @cached_property
+    def home(self) -> tuple[int, ...]:
+        """For each layer, the layer whose cache it reads: itself unless it is `shared_with` another."""
+        pairs = ((i, layer.shared_with) for i, layer in enumerate(self.layers))
+        return tuple(i if source is None else source for i, source in pairs)
+
+    @cached_property
+    def own(self) -> tuple[int, ...]:
+        """The layers that store keys and values of their own."""
+        return tuple(i for i, source in enumerate(self.home) if source == i)
+
     @classmethod
-    def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, window: int | None = None) -> KVShape:
+    def uniform(
+        cls, num_layers: int, num_kv_heads: int, head_dim: int, window: int | None = None
+    ) -> KVShape:
+        """Return the shape of a model whose layers are all alike."""
         return cls((LayerKV(num_kv_heads, head_dim, window),) * num_layers)
 
 
 def kv_bytes_per_token(shape: KVShape, kv_format: str | KVFormat = "bf16") -> int | float:
-    """Growth of the cache by one more token past every window: the sum over the layers that still grow.
+    """Return the growth of the cache by one more token past every window.
 
-    A format that packs whole blocks of tokens grows in steps; this is then the mean over a block.
+    A format that packs whole blocks of tokens grows in steps; this is the mean over a block.
     """
     kv_format = get_kv_format(kv_format)
-    block = kv_format.block
-    start = kv_format.tail + block
-    per_block = sum((layer.bytes(start + block, kv_format) - layer.bytes(start, kv_format)
-                     for layer in shape.layers if layer.grows()), Fraction(0))
-    return _number(per_block / block)
+    start, total = kv_format.tail + kv_format.block, Fraction(0)
+    for layer in shape.layers:
+        if layer.grows():
+            after = layer.bytes(start + kv_format.block, kv_format)
+            total += after - layer.bytes(start, kv_format)
+    return _number(total / kv_format.block)
 
 
-def kv_bytes(shape: KVShape, tokens: int, sequences: int = 1, kv_format: str | KVFormat = "bf16",
-             page: int | None = None) -> int | float:
-    """Bytes of `sequences` sequences of `tokens` tokens each: ideal, or in whole pages of `page` tokens."""
-    if whole_number(tokens, "tokens") < 0 or whole_number(sequences, "sequences") < 0:
-        raise BadRequest(f"{tokens} tokens in {sequences} sequences cannot be planned; both count from 0 up.")
-    if page is not None and page < 1:
-        raise BadRequest(f"a page of {page} tokens cannot hold any; give at least 1, or None for the ideal size.")
+def kv_bytes(
+    shape: KVShape,
+    tokens: int,
+    sequences: int = 1,
+    kv_format: str | KVFormat = "bf16",
+    page: int | None = None,
+) -> int | float:
+    """Return the bytes of `sequences` sequences of `tokens` tokens each.
+
+    `page`: round up to whole pages of this many tokens (None: the ideal size).
+    """
+    whole_number(tokens, "tokens", 0)
+    whole_number(sequences, "sequences", 0)
+    if page is not None:
+        whole_number(page, "page", 1)
     kv_format = get_kv_format(kv_format)
     total = Fraction(0)
     for layer in shape.layers:
         if layer.shared_with is None:
-            held = layer.tokens_held(tokens) if page is None else layer.tokens_paged(tokens, page)
-            total += layer.bytes(held, kv_format)
+            kept = layer.tokens_held(tokens) if page is None else layer.tokens_paged(tokens, page)
+            total += layer.bytes(kept, kv_format)
     return _number(total * sequences)
 
 

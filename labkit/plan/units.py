@@ -1,4 +1,4 @@
-"""Bytes as people write them: "16GiB" is 16 * 1024**3, "16GB" is 16 * 1000**3, and the two are never mixed."""
+"""Bytes as people write them: "16GiB" is 16 * 1024**3 and "16GB" is 16 * 1000**3."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import re
 
 from labkit.errors import BadRequest
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-         "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """"16GiB", "1.5 GB", "4096" or a number -> bytes; "16G" is refused, as it may mean either."""
-    if isinstance(text, (int, float)):
-        value, unit = float(text), "B"
-    else:
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
-        value, unit = (float(match[1]), match[2].upper() or "B") if match else (-1.0, "")
-    if unit not in UNITS or not 0 <= value < float("inf"):
-        raise BadRequest(f"{text!r} is not an amount of memory; write a number and B, KiB, MiB, GiB (1024) "
-                         "or KB, MB, GB (1000), such as 16GiB.")
-    return int(value * UNITS[unit])
+    """Return the bytes that a text such as "16GiB", "1.5 GB" or "4096", or a number, stands for.
+
+    Raises BadRequest for "16G", which may mean either.
+    """
+    written = text if isinstance(text, str) else f"{text:.0f}"
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", written)
+    unit = match[2].upper() or "B" if match else ""
+    if not match or unit not in UNITS:
+        raise BadRequest(
+            f"{text!r} is not an amount of memory; write a number and B, KiB, MiB, GiB (1024) "
+            "or KB, MB, GB (1000), such as 16GiB."
+        )
+    return int(float(match[1]) * UNITS[unit])
 
 
 def format_bytes(count: int | float) -> str:
-    """Binary units with two decimals at most: 7569408000 -> '7.05 GiB'."""
+    """Format bytes in binary units with two decimals: 7569408000 -> '7.05 GiB'."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:,.2f} {unit}"

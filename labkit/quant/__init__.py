@@ -1,9 +1,10 @@
-"""Weights in fewer bits: methods, recipes, and a walk that quantises any torch model in place.
+"""Weights in fewer bits: methods, recipes, and a walk over any torch model.
 
     from labkit.quant import quantize_model
     report = quantize_model(model, "int4")
 
-`rtn` and `clip` need no data; `gptq` and `awq` read calibration text. Knows no model: what precedes what is handed in.
+Methods `rtn` and `clip` need no data; `gptq` and `awq` read calibration text. This
+package knows no model architecture: callers pass which operation precedes which layers.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ from __future__ import annotations
 import importlib
 
 _NAMES = {
-    "Calibration": "calibrate", "Fold": "awq", "InputStatistics": "calibrate", "Method": "methods",
-    "QuantizationReport": "walk", "QuantizedEmbedding": "linear", "QuantizedLinear": "linear", "QuantizedTensor": "linear",
-    "Recipe": "recipe", "collect": "calibrate", "gptq": "gptq", "load": "checkpoint", "predict": "walk",
-    "quantize": "linear", "quantize_model": "walk", "save": "checkpoint", "search": "recipe", "search_clip": "clip",
-}  # fmt: skip
+    "Calibration": "calibrate",
+    "GPTQOptions": "gptq",
+    "Method": "methods",
+    "QuantizationReport": "inventory",
+    "QuantizedLinear": "linear",
+    "Recipe": "recipe",
+    "collect": "calibrate",
+    "gptq": "gptq",
+    "predict": "apply",
+    "quantize": "methods",
+    "quantize_model": "apply",
+    "search": "recipe",
+    "unpack_model": "linear",
+}
 __all__ = sorted(_NAMES)
 
 

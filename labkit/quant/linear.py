@@ -1,44 +1,36 @@
-"""Layers that hold a quantised weight: a linear layer, an embedding, and both at once where they are tied.
+"""Compute linear layers and embeddings on packed weights.
 
-They are called as the layers they replace. The weight is a `PackedWeight` module (labkit.kernels.packed), so one object
-may serve head and embedding: one set of bytes, counted, moved and saved once. Inside a float32 model the packed kernels
-still multiply in bfloat16 (their operators know nothing else fast); the residual stream keeps the model's own dtype.
+The layers are called like those they replace. The weight is a `PackedWeight` module
+(labkit.kernels.packed_weight). A tied head and embedding share one such object, whose
+bytes are counted, moved and saved once. In a float32 model the packed kernels still
+multiply in bfloat16, because PyTorch's operators have no other fast path; the residual
+stream keeps the model's dtype.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from labkit.formats import get_format
-from labkit.formats.names import NumberFormat
 from labkit.formats.tensor import QuantizedTensor
-from labkit.formats.tensor import quantize as round_to_nearest
-from labkit.kernels.packed import PackedWeight, pack_weight
+from labkit.kernels.packed_weight import PackedWeight, Plain
+from labkit.kernels.registry import pack_weight
 
-__all__ = ["QuantizedEmbedding", "QuantizedLinear", "QuantizedTensor", "quantize"]
+Packed = QuantizedTensor | PackedWeight
 
 
-def quantize(
-    weight: Tensor, format: str | NumberFormat, calibration=None, method: str | None = None, **options
-) -> QuantizedTensor:
-    """One weight [N, K] in `format`. Without calibration: round to nearest; with it (`calibrate.InputStatistics` of
-    this layer): GPTQ unless another method is named. AWQ needs the preceding operation as well: `walk.quantize_model`."""
-    if method is None:
-        method = "rtn" if calibration is None else "gptq"
-    if method == "rtn":
-        return round_to_nearest(weight, format)
-    from labkit.quant.methods import quantize_weight
-
-    return quantize_weight(weight, get_format(format), method, calibration, **options)
+def _packed(weight: Packed, kernel: str) -> PackedWeight:
+    return weight if isinstance(weight, PackedWeight) else pack_weight(weight, kernel)
 
 
 class QuantizedLinear(nn.Module):
-    """y = x W^T + bias with W [N, K] packed."""
+    """y = x W^T + bias with a packed W [N, K]."""
 
-    def __init__(self, weight: QuantizedTensor | PackedWeight, bias: Tensor | None = None, kernel: str = "auto"):
+    def __init__(self, weight: Packed, bias: Tensor | None = None, kernel: str = "auto"):
         super().__init__()
-        self.weight = weight if isinstance(weight, PackedWeight) else pack_weight(weight, kernel)
+        self.weight = _packed(weight, kernel)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.out_features, self.in_features = self.weight.shape
 
@@ -46,23 +38,32 @@ class QuantizedLinear(nn.Module):
         return self.weight.matmul(x, self.bias)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features} -> {self.out_features}, {self.weight.format}, {type(self.weight).__name__}"
+        kernel = type(self.weight).__name__
+        return f"{self.in_features} -> {self.out_features}, {self.weight.format}, {kernel}"
 
 
 class QuantizedEmbedding(nn.Module):
-    """Rows looked up and unpacked, never the table. `dtype` is the model's; it follows `model.to(dtype)`."""
+    """Look up rows and unpack only those rows.
+
+    The output has `dtype`, which follows `model.to(dtype)`. `scale` multiplies the rows
+    (Gemma scales its embedding).
+    """
+
+    weight: PackedWeight
+    like: Tensor
 
     def __init__(
         self,
-        weight: QuantizedTensor | PackedWeight,
+        weight: Packed,
         dtype: torch.dtype = torch.float32,
         kernel: str = "auto",
         scale: float = 1.0,
     ):
         super().__init__()
-        self.weight = weight if isinstance(weight, PackedWeight) else pack_weight(weight, kernel)
+        self.weight = _packed(weight, kernel)
         self.num_embeddings, self.embedding_dim = self.weight.shape
-        self.register_buffer("like", torch.empty(0, dtype=dtype, device=self.weight.device), persistent=False)
+        like = torch.empty(0, dtype=dtype, device=self.weight.device)
+        self.register_buffer("like", like, persistent=False)
         self.scale = scale
 
     def forward(self, index: Tensor) -> Tensor:  # [...] -> [..., K]
@@ -71,3 +72,57 @@ class QuantizedEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings} x {self.embedding_dim}, {self.weight.format}"
+
+
+def install(model: nn.Module, name: str, weight: Packed, kernel: str = "auto") -> None:
+    """Replace the layer or fused expert parameter `name` by its packed version."""
+    parent_name, _, leaf = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    old = getattr(parent, leaf)
+    if isinstance(old, nn.Parameter):
+        _install_parameter(parent, leaf, weight)
+        return
+    if isinstance(old, nn.Embedding):
+        scale = float(getattr(old, "embed_scale", 1.0))
+        new: nn.Module = QuantizedEmbedding(weight, old.weight.dtype, kernel, scale)
+    else:
+        new = QuantizedLinear(weight, old.bias, kernel)
+    setattr(parent, leaf, new.train(old.training))
+
+
+def _install_parameter(module: nn.Module, name: str, weight: Packed) -> None:
+    """Replace a bare parameter by a packed one, which each read unpacks."""
+    dtype = getattr(module, name).dtype
+    delattr(module, name)
+    packed = weight if isinstance(weight, PackedWeight) else Plain(weight)
+    module.add_module(f"{name}_packed", packed)
+    read = property(lambda self: getattr(self, f"{name}_packed").quantized().dequantize(dtype))
+    module.__class__ = type(type(module).__name__, (type(module),), {name: read})
+
+
+def unpack_model(model: nn.Module) -> nn.Module:
+    """Replace packed layers in place by float32 ones with exactly the same numbers.
+
+    This isolates the loss of a format: the weights are quantized, and the arithmetic is
+    that of the unchanged model. Tied layers stay tied; an embedding with a scale stays
+    packed. The result is as large and as slow as the original model, so it is for
+    measuring only.
+    """
+    weights: dict[PackedWeight, nn.Parameter] = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, QuantizedLinear):
+            new: Any = nn.Linear(1, 1, bias=False)
+            new.in_features, new.out_features = module.in_features, module.out_features
+            new.bias = module.bias
+        elif isinstance(module, QuantizedEmbedding) and module.scale == 1.0:
+            new = nn.Embedding(1, 1)
+            new.num_embeddings, new.embedding_dim = module.num_embeddings, module.embedding_dim
+        else:
+            continue
+        packed = module.weight
+        if packed not in weights:
+            unpacked = packed.quantized().dequantize()
+            weights[packed] = nn.Parameter(unpacked, requires_grad=False)
+        new.weight = weights[packed]
+        model.set_submodule(name, new.train(module.training))
+    return model

@@ -1,17 +1,18 @@
-"""Recipes: which part of a model gets which format, readable, shareable as YAML, and searchable.
+"""Recipes: which part of a model gets which format, with YAML files and a search.
 
     blocks: int4_g64_zp             # every linear layer in the blocks
-    head: int8_channel              # a fifth of a small model, and where low bits hurt most
-    embedding: int8_channel         # equal to the head: shared with it where the model ties them
+    head: int8_channel              # where low bits hurt most
+    embedding: int8_channel         # equal to the head: shared if tied
     first_layers: {count: 2, format: int8_channel}
     last_layers: {count: 1, format: int8_channel}
     overrides: {"*.mlp.down": int6_g64_zp}       # by name, the last match wins
     method: awq+gptq+clip
     activations: int8_token         # W8A8; only with int8_channel blocks
 
-`search` spends a budget of bits by measurement: the loss it is handed is measured with one part at a time in each
-candidate format, and the combination with the least *sum* of losses is taken. That losses add up is an assumption
-(interactions are left out); the recipe that comes out is measured as a whole afterwards.
+`search` chooses formats within a budget of bits by measurement: it measures the loss
+with one part at a time in each candidate format and takes the combination with the
+least *sum* of losses. This assumes that losses add up and ignores interactions, so
+measure the resulting recipe as a whole afterwards.
 """
 
 from __future__ import annotations
@@ -22,140 +23,148 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
+from typing import Any
 
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, Number, OneOf, OrNone, Rule, Text, Whole, check_fields
 from labkit.formats import get_format, get_recipe
 from labkit.quant.methods import Method
-from labkit.quant.yaml_keys import read_once
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_OVERRIDES = Rule(
+    'names with their formats, as in {"*.mlp.down": int6_g64_zp}',
+    lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
+)
+EXAMPLE = "blocks: int4_g64_zp"
+CANDIDATES = ("int3_g64_zp", "int4_g64_zp", "int5_g64_zp", "int6_g64_zp", "int8_channel")
 
 
 @dataclass(frozen=True)
 class Ends:
     """The first or last `count` layers, in another format."""
 
-    count: int = 0
+    count: int
     format: str = "int8_channel"
 
     def __post_init__(self):
-        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 0:
-            raise BadRequest(f"A count of {self.count!r} first or last layers was given; give a whole number, 0 or more.")
+        check_fields(self, count=Whole(0))
+        get_format(self.format)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Formats of the parts, exceptions, method; checked when made."""
+    """The formats of a model's parts, the exceptions, and the method.
+
+    `least_share` is the minimum share of a model's weights that the recipe must
+    quantize; otherwise quantization raises BadRequest.
+    """
 
     name: str
     blocks: str = "int8_channel"
     head: str = "int8_channel"
     embedding: str = "int8_channel"
-    first_layers: Ends = Ends()
-    last_layers: Ends = Ends()
+    first_layers: Ends = Ends(0)
+    last_layers: Ends = Ends(0)
     overrides: Mapping[str, str] = field(default_factory=dict)
     method: str = "rtn"
     activations: str | None = None
+    least_share: float = 0.9
 
     def __post_init__(self):
-        if not isinstance(self.name, str):
-            raise BadRequest(f"A recipe is named {self.name!r}; give a text, as in name: five_bits.")
-        if not isinstance(self.overrides, Mapping) or not all(isinstance(pattern, str) for pattern in self.overrides):
-            raise BadRequest(
-                f"Recipe {self.name} has overrides {self.overrides!r}; "
-                'give names with their formats, as in {"*.mlp.down": int6_g64_zp}.'
-            )
-        for part in (
-            self.blocks,
-            self.head,
-            self.embedding,
-            self.first_layers.format,
-            self.last_layers.format,
-            *self.overrides.values(),
-        ):
-            get_format(part)
-        Method(self.method)
-        if self.activations not in (None, "int8_token"):
-            raise BadRequest(
-                f"Activations in {self.activations!r} were asked for; only int8_token (one scale a token, found at run time) exists."
-            )
+        activations = OrNone(OneOf("int8_token"))
+        check_fields(self, name=Text(), overrides=_OVERRIDES, activations=activations)
+        check_fields(self, least_share=Number(0, 1))
+        for format in (self.blocks, self.head, self.embedding, *self.overrides.values()):
+            get_format(format)
+        Method(name=self.method)
         if self.activations and get_format(self.blocks).name != "int8_channel":
             raise BadRequest(
-                f"int8_token activations multiply int8_channel weights, and blocks are {self.blocks}; set blocks: int8_channel."
+                f"int8_token activations need blocks: int8_channel, not {self.blocks}."
             )
 
+    @property
+    def only_casts(self) -> bool:
+        """True if every part gets the same float format, so no layer is replaced."""
+        exceptions = self.overrides or self.first_layers.count or self.last_layers.count
+        same = {self.blocks, self.head, self.embedding} == {self.blocks}
+        return same and get_format(self.blocks).kind == "float" and not exceptions
+
     def format_of(self, name: str, part: str, num_layers: int) -> str:
-        """The format of the layer `name`, which is of `part` "blocks", "head" or "embedding"."""
-        chosen = getattr(self, part)
+        """Return the format of a layer in "blocks", "head" or "embedding"."""
+        format = getattr(self, part)
         layer = layer_of(name)
         if part == "blocks" and layer is not None:
             if layer >= num_layers - self.last_layers.count:
-                chosen = self.last_layers.format
+                format = self.last_layers.format
             if layer < self.first_layers.count:
-                chosen = self.first_layers.format
-        for pattern, format in self.overrides.items():
+                format = self.first_layers.format
+        for pattern, override in self.overrides.items():
             if fnmatchcase(name, pattern):
-                chosen = format
-        return get_format(chosen).name
+                format = override
+        return get_format(format).name
 
     @classmethod
-    def named(cls, name: str | Recipe) -> Recipe:
-        """fp32, bf16, int8, int4, any format name, or a path to a YAML file."""
+    def named(cls, name: str | Path | Recipe) -> Recipe:
+        """Return a recipe by name (fp32, bf16, int8, int4), format name or YAML file."""
         if isinstance(name, Recipe):
             return name
         if str(name).endswith((".yaml", ".yml")):
             return cls.load(name)
-        short = get_recipe(name)
+        short = get_recipe(str(name))
         return cls(short.name, short.blocks, short.head, short.embedding)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """From a YAML file; unknown keys, formats and methods are refused by name."""
-        import yaml
-
-        try:
-            said = read_once(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise BadRequest(
-                f"The recipe {path} cannot be read ({why}); give a YAML file with keys such as blocks: int4_g64_zp."
-            ) from None
-        if not isinstance(said, dict):
-            raise BadRequest(f"The recipe {path} holds no keys; write lines such as blocks: int4_g64_zp.")
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(map(str, set(said) - known)):
-            raise BadRequest(
-                f"The recipe {path} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}."
-            )
-        try:
-            ends = {
-                key: Ends(said[key]["count"], **{k: v for k, v in said[key].items() if k != "count"})
-                for key in ("first_layers", "last_layers")
-                if key in said
-            }
-        except (TypeError, KeyError, AttributeError):
-            raise BadRequest(
-                f"first_layers and last_layers in {path} take count and format, as in {{count: 2, format: int8_channel}}."
-            ) from None
-        return cls(**({"name": Path(path).stem} | said | ends))
+        """Read a YAML file. Raises BadRequest if its content is not a valid recipe."""
+        values = _read_yaml(path)
+        if not isinstance(values, dict):
+            raise BadRequest(f"The recipe {path} contains no keys; write lines as in {EXAMPLE}.")
+        known = sorted(field.name for field in fields(cls))
+        if unknown := sorted(map(str, set(values) - set(known))):
+            choices = f"known are {', '.join(known)}"
+            raise BadRequest(f"The recipe {path} has the unknown key {unknown[0]!r}; {choices}.")
+        for key in {"first_layers", "last_layers"} & set(values):
+            try:
+                values[key] = Ends(**values[key])
+            except TypeError:
+                example = "give count and format, as in {count: 2, format: int8_channel}"
+                raise BadRequest(f"{key} in {path} is {values[key]!r}; {example}.") from None
+        values.setdefault("name", Path(path).stem)
+        return cls(**values)
 
     def save(self, path: str | Path) -> None:
-        """To a YAML file, with only what differs from the defaults."""
+        """Write a YAML file with the name, the parts and all non-default fields."""
         import yaml
 
-        plain, always = Recipe("plain"), ("name", "blocks", "head", "embedding")
-        said = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name in always or getattr(self, f.name) != getattr(plain, f.name)
-        }
-        said |= {key: asdict(value) for key, value in said.items() if isinstance(value, Ends)}
-        said |= {"overrides": dict(self.overrides)} if self.overrides else {}
-        Path(path).write_text(yaml.safe_dump(said, sort_keys=False), encoding="utf-8")
+        values, plain = asdict(self), asdict(Recipe("plain"))
+        always = ("name", "blocks", "head", "embedding")
+        kept = {k: v for k, v in values.items() if k in always or v != plain[k]}
+        Path(path).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+
+
+def _read_yaml(path: str | Path) -> Any:
+    """Parse a YAML file; unlike PyYAML, raise an error for a repeated key."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            # "<<" merges another mapping's keys and is not a key itself
+            plain = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            keys = [self.construct_object(key, deep=True) for key in plain]
+            for i, key in enumerate(keys):
+                if key in keys[:i]:
+                    raise ValueError(f"the key {key!r} is given twice")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        text = f"The recipe {path} cannot be read ({reason})"
+        raise BadRequest(f"{text}; give a YAML file with lines as in {EXAMPLE}.") from None
 
 
 def layer_of(name: str) -> int | None:
-    """The layer's index in a module name such as layers.3.mlp.down, or None."""
+    """Return the layer's index in a module name such as layers.3.mlp.down, or None."""
     match = _LAYER.search(name + ".")
     return int(match[1]) if match else None
 
@@ -164,29 +173,33 @@ def search(
     shapes: Mapping[str, tuple[int, ...]],
     loss: Callable[[Mapping[str, str]], float],
     budget: float,
-    candidates: tuple[str, ...] = ("int3_g64_zp", "int4_g64_zp", "int5_g64_zp", "int6_g64_zp", "int8_channel"),
+    candidates: tuple[str, ...] = CANDIDATES,
     base: str | Recipe = "fp32",
     name: str = "searched",
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Recipe, dict[str, dict[str, float]]]:
-    """The recipe of least predicted loss at no more than `budget` all-in bits a weight over `shapes`.
+    """Find the recipe with the least predicted loss within `budget` bits per weight.
 
-    `shapes`: part (a layer's name, or a pattern that covers several) -> its weights' shape. `loss(overrides)` measures
-    the model with just those overrides. Returns the recipe and the sensitivities {part: {format: loss}}: the map.
+    `budget` includes scales and zero points. `shapes` maps each part (a layer's name,
+    or a pattern that covers several) to the shape of its weights. `loss(overrides)`
+    measures the model with only those overrides. Returns the recipe and the
+    sensitivities {part: {format: loss}}. Raises BadRequest if the budget is too small.
     """
     if not shapes:
-        raise BadRequest("No part was given to search over; pass the shapes of the layers, by name.")
-    bits = {part: {c: get_format(c).nbytes(shape) * 8 for c in candidates} for part, shape in shapes.items()}
+        raise BadRequest("shapes is empty; pass the shapes of the layers by name.")
+    bits = {
+        part: {c: get_format(c).nbytes(shape) * 8 for c in candidates}
+        for part, shape in shapes.items()
+    }
     elements = sum(prod(shape) for shape in shapes.values())
     least = sum(min(costs.values()) for costs in bits.values())
     if least > budget * elements:
-        raise BadRequest(
-            f"{budget:g} bits a weight were given, but the smallest candidates already take {least / elements:.3f}; raise the budget or add a smaller format."
-        )
+        bound = f"the smallest candidates already take {least / elements:.3f}"
+        raise BadRequest(f"The budget is {budget:g} bits per weight, but {bound}; raise it.")
     sensitivity: dict[str, dict[str, float]] = {}
     for part in shapes:
-        sensitivity[part] = {c: float(loss({part: c})) for c in candidates}
-        progress(f"{part}: " + ", ".join(f"{c} {value:.4f}" for c, value in sensitivity[part].items()))
+        losses = sensitivity[part] = {c: float(loss({part: c})) for c in candidates}
+        progress(f"{part}: " + ", ".join(f"{c} {value:.4f}" for c, value in losses.items()))
     chosen = spend(bits, sensitivity, budget * elements)
     base = Recipe.named(base)
     return Recipe(name, base.blocks, base.head, base.embedding, overrides=chosen), sensitivity
@@ -195,23 +208,25 @@ def search(
 def spend(
     bits: Mapping[str, Mapping[str, int]], losses: Mapping[str, Mapping[str, float]], budget: float
 ) -> dict[str, str]:
-    """Choose one format a part: least total loss within `budget` bits.
+    """Choose one format per part for the least total loss within `budget` bits.
 
-    Start from the smallest; repeatedly buy the upgrade with the largest loss saved per bit (the lower convex hull of each
-    part), then spend what is left on any single upgrade that still fits."""
-    chosen = {part: min(costs, key=lambda c: (costs[c], losses[part][c])) for part, costs in bits.items()}
+    Start from the smallest formats. Repeatedly make the upgrade that saves the most
+    loss per bit (the lower convex hull of each part) until none of them fits.
+    """
+    chosen = {
+        part: min(costs, key=lambda c: (costs[c], losses[part][c])) for part, costs in bits.items()
+    }
     left = budget - sum(bits[part][c] for part, c in chosen.items())
     while True:
-        best = None
+        upgrades = []
         for part, current in chosen.items():
             for candidate, cost in bits[part].items():
-                extra, saved = cost - bits[part][current], losses[part][current] - losses[part][candidate]
-                if saved <= 0 or extra > left:
-                    continue
-                worth = saved / max(extra, 1e-9)
-                if best is None or worth > best[0]:
-                    best = (worth, part, candidate, extra)
-        if best is None:
+                extra = cost - bits[part][current]
+                saved = losses[part][current] - losses[part][candidate]
+                if saved > 0 and extra <= left:
+                    upgrades.append((saved / max(extra, 1e-9), part, candidate, extra))
+        if not upgrades:
             return chosen
-        _, part, candidate, extra = best
-        chosen[part], left = candidate, left - extra
+        _, part, candidate, extra = max(upgrades, key=lambda upgrade: upgrade[0])
+        chosen[part] = candidate
+        left -= extra

@@ -1,7 +1,12 @@
-"""Speculative decoding: drafters by name, and the loop that they share.
+"""Drafters for speculative decoding, by name.
 
-A new drafter is one file and one line here: a function that makes it for a target. Tests, benches and commands read this
-table. The name of a number format, such as "int4_g32_zp", is a drafter too: the target itself in that format.
+The loop that they share is in `labkit.generate`.
+
+    generate(model, prompt, drafter=make_drafter("lookup", model))
+
+A new drafter is one file and one line in `DRAFTERS`: a function that makes it for a
+target. Tests, benches and commands read this table. The name of a number format, such
+as "int4_g32_zp", is a drafter too: the target itself in that format.
 """
 
 from __future__ import annotations
@@ -12,43 +17,62 @@ from pathlib import Path
 from labkit.errors import BadRequest
 from labkit.formats.names import is_format
 from labkit.formats.recipes import RECIPES
-from labkit.model.load import load_model
-from labkit.speculate.draft import NOTHING, Draft, Drafter
+from labkit.generate.drafter import Draft, Drafter
+from labkit.model.decoder import Decoder
+from labkit.model.load import load
 from labkit.speculate.draft_model import DraftModel
+from labkit.speculate.fallback import LookupFirst
 from labkit.speculate.layer_skip import LayerSkip
 from labkit.speculate.lookup import Lookup
-from labkit.speculate.lookup_first import LookupFirst
-from labkit.speculate.loop import DrafterFailed, decode, generate
-from labkit.speculate.report import Speculated
-from labkit.speculate.self_quantized import SelfQuantized
+from labkit.speculate.self_quantized import SelfQuantized, frequent_ids
 from labkit.speculate.trained import load_draft, shipped
-from labkit.speculate.trimmed import frequent_ids
 
-DRAFTERS: dict[str, Callable[..., Drafter]] = {  # name -> what makes it for a target
-    "lookup": lambda target: Lookup(),
-    "self_quantized": SelfQuantized,
-    "layer_skip": LayerSkip,
-    "trimmed": lambda target: SelfQuantized(target, ids=frequent_ids(target)),
-    "lookup_first": lambda target: LookupFirst(SelfQuantized(target)),
-    "draft": shipped,
-    "lookup_draft": lambda target: LookupFirst(shipped(target)),
+# Each makes a drafter for a target; the text says which tokens are frequent.
+DRAFTERS: dict[str, Callable[[Decoder, str | None], Drafter]] = {
+    "lookup": lambda target, text: Lookup(),
+    "self_quantized": lambda target, text: SelfQuantized(target),
+    "layer_skip": lambda target, text: LayerSkip(target),
+    "trimmed": lambda target, text: SelfQuantized(target, ids=frequent_ids(target, text=text)),
+    "lookup_first": lambda target, text: LookupFirst(SelfQuantized(target)),
+    "draft": lambda target, text: shipped(target),
+    "lookup_draft": lambda target, text: LookupFirst(shipped(target)),
 }
 
 
-def make_drafter(name: str, target) -> Drafter:
-    """The drafter of that name for `target`; a number format is the target itself in it, a file of `labkit distill` a trained
-    draft, another path or hub id a model."""
+def make_drafter(name: str, target: Decoder, text: str | None = None) -> Drafter:
+    """Return the drafter `name` for `target`.
+
+    `name` is a key of `DRAFTERS`, a number format or recipe (the target itself in it),
+    a file made by `labkit distill`, or the folder, GGUF file or hub id of a model.
+    `text` is read by "trimmed", which drafts only the tokens that are frequent in it.
+    Raises BadRequest for any other name.
+    """
     if name in DRAFTERS:
-        return DRAFTERS[name](target)
+        return DRAFTERS[name](target, text)
     if name in RECIPES or is_format(name):
         return SelfQuantized(target, name)
     if name.endswith(".safetensors"):
         return load_draft(name, target)
     if "/" in name or name.endswith(".gguf") or Path(name).is_dir():
-        return DraftModel(load_model(name, dtype=target.norm.weight.dtype, device=target.device), name=name)
-    raise BadRequest(f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format such as int4_g32_zp, "
-                     "or a model's folder, file or hub id.")
+        model = load(name, dtype=next(target.norm.parameters()).dtype, device=target.device)
+        return DraftModel(model, name=name)
+    raise BadRequest(
+        f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format such as "
+        "int4_g32_zp, or a model's folder, file or hub id."
+    )
 
 
-__all__ = ["DRAFTERS", "NOTHING", "Draft", "DraftModel", "Drafter", "DrafterFailed", "LayerSkip", "Lookup", "LookupFirst",
-           "SelfQuantized", "Speculated", "decode", "frequent_ids", "generate", "load_draft", "make_drafter", "shipped"]
+__all__ = [
+    "DRAFTERS",
+    "Draft",
+    "DraftModel",
+    "Drafter",
+    "LayerSkip",
+    "Lookup",
+    "LookupFirst",
+    "SelfQuantized",
+    "frequent_ids",
+    "load_draft",
+    "make_drafter",
+    "shipped",
+]

@@ -1,60 +1,90 @@
-"""The hidden-state drafter: guesses from what the target's last pass left behind, and forgets them after the next.
+"""The hidden-state drafter: one small layer guesses the target's next states.
 
-A pass of the target gives a state for every token that it read. Before drafting, the net reads those it has not seen, in one
-pass; each further draft token rests on a guessed state. When the target has judged, the guesses' keys and values are rewound
-and the true states wait to be read: the net's cache holds true states of committed tokens only, whatever was refused.
+    x_i    = fc([ h_i ; embed(t_i+1) ])        the target's state at token i, and the token after it
+    h'_i+1 = norm(layer(x_0 .. x_i))           the guess at its next state; times head rows: logits
 
-Cost: the net's bytes a drafted token, about a thirtieth of the default model's (see `hidden_net`). It loses on text
-unlike what it was trained on, and with long drafts: errors of guessed states add up.
+Embedding and head are the target's (EAGLE, Li et al. 2024). The net is trained by
+`labkit distill`.
+
+A pass of the target gives a state for every token that it read. Before drafting, the
+net reads those it has not seen in one pass; each further draft token rests on a guessed
+state. When the target has judged, the guesses' keys and values are rewound and the true
+states wait to be read. The net's cache has true states of accepted tokens only,
+whatever was rejected.
+
+Cost: 2 E² + a layer + v E weights per drafted token, about a thirtieth of the default
+model's. It loses on text unlike what it was trained on, and with long drafts: errors of
+guessed states add up.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from labkit.cache import make_cache
-from labkit.generate.sampling import InvalidLogits
-from labkit.model.decoder import last_real
-from labkit.speculate.draft import Draft, Drafter, choose, drafted
-from labkit.speculate.draft_model import bytes_read
-from labkit.speculate.hidden_net import HiddenStateNet
+from labkit.cache import ContiguousCache, KVCache
+from labkit.errors import BadRequest
+from labkit.generate.drafter import Draft, Growing
+from labkit.model.config import ModelConfig
+from labkit.model.decoder import last_real, make_layer
+from labkit.model.norm_mlp import make_norm
+from labkit.model.rope import Rotary
+from labkit.speculate.borrowed import Borrower, TrainedDrafter
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-class HiddenState(Drafter):
-    """`net` trained for `target` (`labkit distill`, or `labkit.speculate.trained.load_draft`); packed where kernels are."""
+class HiddenStateNet(Borrower):
+    """fc, one layer, a norm."""
 
-    name, wants_hidden = "hidden_state", True
+    def __init__(self, config: ModelConfig, ids: Tensor):
+        if config.architecture not in ARCHITECTURES or config.latent_dim is not None:
+            raise BadRequest(
+                f"A hidden-state draft is made for {', '.join(ARCHITECTURES)}, "
+                f"not for {config.architecture}."
+            )
+        super().__init__(config, ids)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layer = make_layer(self.config, 0)
+        self.norm = make_norm(config)
+        self.rotary = Rotary(config.rope, config.head_dim)
 
-    def __init__(self, net: HiddenStateNet, target, packed: bool = True):
-        net.check(target)
-        self.net = net.bind(target)
-        if packed:
-            self.net = self.net.packed()
-        self.ids = net.ids.long()
-        self.cost = self.net.nbytes() / bytes_read(target)
+    def forward(
+        self, states: Tensor, tokens: Tensor, cache: KVCache, counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """States [B, T, E] and the tokens after them [B, T] -> guesses [B, T, E]."""
+        positions = cache.advance(tokens.shape[1], counts)
+        cos, sin = self.rotary(positions, cache.lengths, torch.float32)
+        x = self.fc(torch.cat((states.float(), self.embed(tokens)), -1))
+        return self.norm(self.layer(x, cos, sin, cache))
 
-    def check(self, target) -> None:
-        self.net.check(target)
+
+class HiddenState(TrainedDrafter):
+    """Drafts from a `HiddenStateNet` (`labkit distill`, or `labkit.speculate.load_draft`)."""
+
+    name = "hidden_state"
 
     def begin(self, request, rows, hidden=None) -> None:
-        self.request = request
-        capacity = max(len(row.prompt) + row.budget for row in rows)
-        self.cache = make_cache("contiguous", self.net.config.kv_shape, batch=len(rows), capacity=capacity,
-                                dtype=torch.float32, device=self.net.norm.weight.device)  # fmt: skip
-        self.waiting = list(hidden)  # true states not yet read [n, E] a row; each goes with the token after its own
+        self.request, self.device = request, self.net.norm.weight.device
+        self.cache = ContiguousCache(
+            self.net.config.kv_shape,
+            batch=len(rows),
+            capacity=max(len(row.prompt) + row.budget for row in rows),
+            device=self.device,
+        )
+        # True states not yet read [n, E] per row; each goes with the token after its own.
+        self.waiting = list(hidden)
         self.read = self.cache.lengths  # entries that rest on true states
 
     def propose(self, rows, limits) -> list[Draft]:
         drafting = [i for i, limit in enumerate(limits) if limit]
-        drafts: list[list[int]] = [[] for _ in rows]
-        drawn: list[list[Tensor]] = [[] for _ in rows]
+        drafts = [Growing(self.request, *both, self.ids) for both in zip(rows, limits)]
         nothing = self.waiting[0][:0]
         states = [nothing] * len(rows)
-        tokens: list = [()] * len(rows)
+        tokens: list[list[int]] = [[]] * len(rows)
         for i in drafting:
             states[i], self.waiting[i] = self.waiting[i], nothing
             tokens[i] = rows[i].history[-len(states[i]) :]
@@ -64,29 +94,33 @@ class HiddenState(Drafter):
             if first:
                 self.read, first = self.cache.lengths, False
             scores = self.net.logits(guesses[drafting])
-            states, tokens = [nothing] * len(rows), [()] * len(rows)
-            for i, logits in zip(drafting, scores):
-                with suppress(InvalidLogits):  # nothing is left that it may draft
-                    token, q = choose(logits, self.request, rows[i], drafts[i], self.ids)
-                    drafts[i].append(token)
-                    drawn[i] += () if q is None else (q,)
-                    if len(drafts[i]) < limits[i]:
-                        states[i], tokens[i] = guesses[i : i + 1], (token,)
-            drafting = [i for i in drafting if tokens[i]]
-        return [drafted(said, qs) for said, qs in zip(drafts, drawn)]
+            drafting = [i for i, row in zip(drafting, scores) if drafts[i].add(row)]
+            states, tokens = [nothing] * len(rows), [[]] * len(rows)
+            for i in drafting:
+                states[i], tokens[i] = guesses[i : i + 1], drafts[i].tokens[-1:]
+        return [draft.draft() for draft in drafts]
 
     def observe(self, accepted, hidden=None) -> None:
         self.cache.rewind(self.read)
-        self.waiting = [torch.cat((old, new)) if len(old) else new for old, new in zip(self.waiting, hidden)]
+        pairs = zip(self.waiting, hidden)
+        self.waiting = [torch.cat((old, new)) if len(old) else new for old, new in pairs]
 
     def select(self, keep) -> None:
         self.cache.select(keep)
         self.read, self.waiting = self.cache.lengths, [self.waiting[i] for i in keep]
 
-    def _pass(self, states: list[Tensor], tokens: list) -> Tensor:
-        """Each row's piece, [n, E] and n tokens -> its last guess [B, E]; rows without a piece give anything."""
-        counts, device = [len(piece) for piece in tokens], self.net.norm.weight.device
+    def _pass(self, states: list[Tensor], tokens: list[list[int]]) -> Tensor:
+        """Each row's states [n, E] and n tokens -> its last guess [B, E].
+
+        Any for rows without.
+        """
+        counts = [len(piece) for piece in tokens]
         width = max(counts)
-        padded = torch.tensor([[*piece, *(0,) * (width - len(piece))] for piece in tokens], device=device)
-        guesses = self.net(pad_sequence(states, batch_first=True), padded, self.cache, None if min(counts) == width else counts)
+        padded = [piece + [0] * (width - len(piece)) for piece in tokens]
+        guesses = self.net(
+            pad_sequence(states, batch_first=True),
+            torch.tensor(padded, device=self.device),
+            self.cache,
+            None if min(counts) == width else counts,
+        )
         return last_real(guesses, counts)[:, 0]

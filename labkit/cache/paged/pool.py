@@ -1,0 +1,162 @@
+"""Store the content of the blocks that `blocks.py` counts.
+
+    plain       numbers [blocks, K, size, D], any dtype
+    quantized   codes, scales (and minima) [blocks, K, size, width], for formats that
+                pack each token by itself
+
+    bytes of a block = size * sum over layers of the bytes of a token
+
+`labkit.plan.kv_bytes(..., page=size)` predicts these bytes.
+
+A block has the same id in all layers, so one table serves all of them. A windowed layer
+keeps its old tokens; they are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from labkit.cache.contract import grown, stored
+from labkit.cache.paged.blocks import Blocks
+from labkit.cache.quantized.blocks import Store, decode, encode, layout
+from labkit.errors import BadRequest
+from labkit.plan.kv import KVShape, LayerKV
+from labkit.plan.kv_formats import KVFormat, get_kv_format
+
+BLOCK = 16
+
+
+def token_format(kv_format: str | KVFormat | None) -> KVFormat | None:
+    """Look up a format that packs each token by itself.
+
+    None stays None (plain numbers).
+    """
+    if kv_format is None:
+        return None
+    chosen = get_kv_format(kv_format)
+    if not chosen.packed or chosen.block != 1 or chosen.tail or chosen.before_rope:
+        raise BadRequest(
+            f"KV format {chosen.name} does not pack each token by itself, which pages need; choose "
+            "int8_token, int8_token_sym, int8_g32, int4_g32 or fp8_e4m3, or give a dtype alone."
+        )
+    return chosen
+
+
+class PagePool(Blocks):
+    """Room for `blocks` * `size` tokens of a model, for any number of caches.
+
+    If `wipe` is set, a block is set to zeros when it becomes free, so that memory and
+    crash dumps contain no old data. Not thread-safe: use one lock for everything that
+    shares a pool.
+    """
+
+    wipe = False
+
+    def __init__(
+        self,
+        shape: KVShape,
+        blocks: int,
+        size: int = BLOCK,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        kv_format: str | KVFormat | None = None,
+        grows: bool = False,
+    ):
+        super().__init__(blocks, size, grows)
+        self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
+        self.format = token_format(kv_format)
+        self._parts = () if self.format is None else (self.format.keys, self.format.values)
+        if self.format and any(layer.latent_dim is not None for layer in shape.layers):
+            raise BadRequest(
+                "The latents of MLA layers are not quantized; make a pool without a format."
+            )
+        self.held: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
+        self._allocate()
+
+    @property
+    def name(self) -> str:
+        """Name of the dtype or format of stored tokens, such as int8_token."""
+        return self.format.name if self.format else str(self.dtype)
+
+    def write(self, layer: int, side: int, blocks: Tensor, slots: Tensor, numbers: Tensor) -> None:
+        """Write the numbers [N, K, D] of N tokens into their blocks and slots."""
+        tensors = self.held[layer][side]
+        if self.format is None:
+            tensors["numbers"][blocks, :, slots] = numbers.to(self.dtype)
+            return
+        packed = encode(numbers.transpose(0, 1)[None], self._parts[side])  # [1, K, N, width] each
+        for name, codes in packed.items():
+            tensors[name][blocks, :, slots] = codes[0].transpose(0, 1)
+
+    def read(self, layer: int, side: int, tables: Tensor, length: int) -> Tensor:
+        """Gather the first `length` tokens of tables [B, n]: [B, K, length, D]."""
+        gathered = {}
+        for name, tensor in self.held[self.shape.home[layer]][side].items():
+            blocks, K, size, width = tensor.shape
+            heads = tables[:, None] * K + torch.arange(K, device=self.device)[:, None]  # [B, K, n]
+            rows = tensor.view(blocks * K, size, width).index_select(0, heads.flatten())
+            gathered[name] = rows.view(*heads.shape[:2], heads.shape[2] * size, width)[
+                :, :, :length
+            ]
+        if self.format is None:
+            return gathered["numbers"]
+        return decode(gathered, self._parts[side], self.shape.layers[layer].head_dim)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            sources, targets = map(list, zip(*copies))
+            with torch.no_grad():
+                for tensor in self.tensors():
+                    tensor[targets] = tensor[sources]
+
+    def release(self, blocks: Sequence[int]) -> list[int]:
+        freed = super().release(blocks)
+        if freed and self.wipe:
+            with torch.no_grad():
+                for tensor in self.tensors():
+                    tensor[freed] = 0
+        return freed
+
+    def tensors(self) -> list[Tensor]:
+        return [
+            tensor for sides in self.held.values() for side in sides for tensor in side.values()
+        ]
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(t[0].numel() * t.dtype.itemsize for t in self.tensors())
+
+    def nbytes(self) -> int:
+        return self.total * self.block_bytes
+
+    def __repr__(self) -> str:
+        return f"PagePool({self.owned} of {self.total} blocks in use, {self.name}, {self.nbytes()} bytes)"
+
+    def _stores(self, layer: LayerKV) -> list[dict[str, Store]]:
+        """The tensors of keys and of values, by name."""
+        heads, width, sides = stored(layer)
+        if self.format is None:
+            return [{"numbers": Store(heads, 1, width, self.dtype)}] * sides
+        return [layout(part, heads, width) for part in self._parts]
+
+    def _add(self, more: int) -> None:
+        super()._add(more)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Allocate memory for every block.
+
+        Layers are allocated one by one, so that growing copies one layer at a time.
+        """
+        for i in self.shape.own:
+            sides = []
+            for side, stores in enumerate(self._stores(self.shape.layers[i])):
+                old, tensors = self.held[i][side] if i in self.held else {}, {}
+                for name, store in stores.items():
+                    size = (self.total, store.heads, self.size, store.width)
+                    tensors[name] = grown(old.get(name), size, store.dtype, self.device)
+                sides.append(tensors)
+            self.held[i] = tuple(sides)

@@ -1,0 +1,256 @@
+"""Reuse the pages of a prompt's beginning for later prompts with the same beginning.
+
+A hit replaces the prefill of P tokens by a look-up. Other users could detect that by
+timing. So an entry is found only under the same tenant, authorization scope and model
+fingerprint, and for exactly the same tokens. Only the server can declare a prefix
+public; a request never can. A request gets a `PrefixView`, whose tenant and scope the
+server has set.
+
+    lease = view.lookup(tokens)                        a fork of the longest stored prefix
+    view.keep(lease, cache, row, tokens, documents)    whole blocks, within the budget
+
+At least one token of a prompt is left to compute.
+
+Entries are forgotten by tenant, scope, prefix, document or age, in memory and on disk.
+Freed blocks are set to zeros. A request that began before an entry was forgotten does
+not store its result, but it keeps its own blocks until it ends. Cost: a look-up
+compares with each entry of its identity.
+
+When it loses: prompts that share less than one block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from labkit.cache.paged.blocks import PoolFull
+from labkit.cache.paged.cache import PagedCache
+from labkit.cache.paged.pool import PagePool
+from labkit.cache.prefix.disk import DiskTier, Refused
+from labkit.cache.prefix.entry import (
+    Documents,
+    Entry,
+    Fingerprint,
+    Identity,
+    Lease,
+    Tokens,
+    checked_documents,
+    checked_tokens,
+    common,
+)
+from labkit.cache.prefix.shelf import Shelf
+from labkit.errors import BadRequest
+
+
+class PrefixStore:
+    """The server's side. Not thread-safe: use one lock for store and pool.
+
+    `ttl_s` is the maximum age of an entry in seconds, used or not (None: no limit).
+    `clock` is the wall clock, because entries on disk outlive the process.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        budget_bytes: int,
+        *,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+        disk: DiskTier | None = None,
+    ):
+        if ttl_s is not None and not ttl_s > 0:
+            raise BadRequest(f"ttl_s is {ttl_s}; give more than 0 seconds, or None for no limit.")
+        self.shelf = Shelf(pool, budget_bytes, disk)
+        self.pool, self.ttl_s, self.clock = pool, ttl_s, clock
+        self.counters, self.epoch = self.shelf.counters, 0
+        self.sweep()
+
+    def open(self, tenant: str, scope: str, model: Fingerprint) -> PrefixView:
+        """Return the view for requests of a tenant under a scope.
+
+        The server calls this with its own values, never with values from a request.
+        """
+        if tenant is None:
+            raise BadRequest("A view belongs to a tenant; use declare_public for everyone.")
+        return PrefixView(self, Identity(tenant, scope, model))
+
+    def declare_public(
+        self, model: Fingerprint, tokens: Sequence[int], cache: PagedCache, row: int = 0
+    ) -> int:
+        """Let every tenant of `model` find these tokens, which are in `cache`.
+
+        Return how many are stored.
+        """
+        lease = Lease(cache, 0, {}, self.epoch)
+        return PrefixView(self, Identity(None, "", model)).keep(lease, cache, row, tokens)
+
+    def forget(
+        self,
+        *,
+        tenant: str | None = None,
+        scope: str | None = None,
+        prefix: Sequence[int] | None = None,
+    ) -> int:
+        """Drop every entry that matches all arguments, in memory and on disk.
+
+        Return how many.
+        """
+        if tenant is None and scope is None and prefix is None:
+            raise BadRequest("Nothing to forget was named; give a tenant, a scope or a prefix.")
+        first = () if prefix is None else checked_tokens(prefix)
+
+        def matches(entry: Entry) -> bool:
+            owner = entry.identity
+            scoped = scope is None or (owner.scope == scope and owner.tenant is not None)
+            return tenant in (None, owner.tenant) and scoped and entry.tokens[: len(first)] == first
+
+        return self._forget([entry for entry in self.entries() if matches(entry)])
+
+    def revoke(self, document: str, tenant: str | None = None) -> int:
+        """Drop everything built on a document (of one tenant, or of all).
+
+        Tokens before the document stay.
+        """
+        size, gone, cut = self.pool.size, [], []
+        for entry in self.entries():
+            if document in entry.documents and tenant in (None, entry.identity.tenant):
+                kept = entry.documents[document] // size * size
+                if kept and entry.pages is not None:
+                    entry.cut(kept)
+                    cut.append(entry)
+                else:
+                    gone.append(entry)
+        self._forget(gone)
+        for entry in cut:
+            self.shelf.delete_file(entry)
+        return len(gone) + len(cut)
+
+    def sweep(self) -> int:
+        """Drop expired entries. Every look-up calls this.
+
+        If there may be no look-ups, call it from a timer.
+        """
+        now = self.clock()
+        old = [entry for entry in self.entries() if not entry.alive(now)]
+        self.counters.expired += len(old)
+        return self.shelf.drop(old)
+
+    def entries(self) -> list[Entry]:
+        return self.shelf.all()
+
+    def nbytes(self) -> int:
+        """Bytes of the blocks that entries use in memory; shared ones count once."""
+        return self.shelf.nbytes()
+
+    def __repr__(self) -> str:
+        c, entries = self.counters, len(self.entries())
+        return f"PrefixStore({entries} entries, {self.nbytes()} bytes, {c.hits} hits, {c.misses} misses)"
+
+    def __getstate__(self) -> None:
+        raise BadRequest(
+            "A prefix store is not pickled or copied: it contains tenants' data; use a DiskTier."
+        )
+
+    def _forget(self, entries: Sequence[Entry]) -> int:
+        self.epoch += 1
+        self.counters.forgotten += len(entries)
+        return self.shelf.drop(entries)
+
+
+class PrefixView:
+    """What a request may do, under the tenant and scope set by the server."""
+
+    def __init__(self, store: PrefixStore, identity: Identity):
+        self._store, self._identity = store, identity
+
+    @property
+    def pool(self) -> PagePool:
+        return self._store.pool
+
+    def lookup(self, tokens: Sequence[int]) -> Lease:
+        """Return the longest stored beginning of `tokens`, without the last token."""
+        store, asked = self._store, checked_tokens(tokens)
+        store.sweep()
+        best, length = self._longest(asked)
+        counters = store.counters
+        counters.tokens_asked += len(asked)
+        if best is None:
+            counters.misses += 1
+            return Lease(PagedCache.over(store.pool), 0, {}, store.epoch)
+        counters.hits += 1
+        counters.tokens_found += length
+        store.shelf.touch(best)
+        cache = best.pages.fork()
+        cache.rewind(length)
+        documents = {name: start for name, start in best.documents.items() if start < length}
+        return Lease(cache, length, documents, store.epoch)
+
+    def keep(
+        self,
+        lease: Lease,
+        cache: PagedCache,
+        row: int,
+        tokens: Sequence[int],
+        documents: Documents = None,
+    ) -> int:
+        """Store the whole blocks of `tokens` in row `row` of `cache`.
+
+        Return how many tokens.
+
+        Stores nothing and returns 0 if something was forgotten since the look-up.
+        """
+        store, shelf, tokens = self._store, self._store.shelf, checked_tokens(tokens)
+        built_on = checked_documents(documents)
+        if cache.pool is not store.pool:
+            raise BadRequest("The cache is in another pool than the store; use one pool for both.")
+        if not 0 <= row < cache.batch:
+            raise BadRequest(f"The row to keep is {row}; give one from 0 to {cache.batch - 1}.")
+        length = min(len(tokens), cache.lengths[row]) // store.pool.size * store.pool.size
+        if lease.epoch != store.epoch or length == 0:
+            store.counters.stale += lease.epoch != store.epoch
+            return 0
+        for name, start in lease.documents.items():
+            built_on[name] = min(start, built_on.get(name, start))
+        tokens = tokens[:length]
+        same = [entry for entry in shelf.of(self._identity) if entry.tokens[:length] == tokens]
+        if same:
+            news = same[0].news(built_on)
+            if not news or same[0].pages is not None:
+                if news:
+                    same[0].documents |= news
+                    shelf.delete_file(same[0])  # its header no longer lists every document
+                shelf.touch(same[0])
+                return length
+            shelf.drop(same[:1])
+        return length if shelf.add(self._entry(tokens, built_on, cache.fork([row]))) else 0
+
+    def _longest(self, tokens: Tokens) -> tuple[Entry | None, int]:
+        """Find the entry that shares most first tokens (at least a block), and load it."""
+        store, shelf = self._store, self._store.shelf
+        best, length = None, store.pool.size - 1  # only whole blocks are reused
+        for entry in [*shelf.of(self._identity), *shelf.of(self._identity.public())]:
+            shared = min(common(entry.tokens, tokens), len(tokens) - 1)
+            if shared > length:
+                best, length = entry, shared
+        if best is not None and best.pages is None:
+            try:
+                shelf.load(best)
+            except PoolFull:
+                return None, 0
+            except Refused:
+                store.counters.refused += 1
+                shelf.drop([best])  # also delete its file, which `forget` could not find later
+                return self._longest(tokens)
+        return best, length
+
+    def _entry(self, tokens: Tokens, documents: dict[str, int], pages: PagedCache) -> Entry:
+        now, ttl_s = self._store.clock(), self._store.ttl_s
+        pages.rewind(len(tokens))
+        ends = None if ttl_s is None else now + ttl_s
+        entry = Entry(self._identity, tokens, {}, now, ends, self._store.shelf.layout, pages)
+        entry.documents = entry.news(documents)
+        return entry
+
+    def __repr__(self) -> str:
+        return f"PrefixView({self._identity!r})"

@@ -1,0 +1,286 @@
+"""Cache codes and scales, with full precision for the newest tokens.
+
+Decode at long contexts reads the cache once per token. Fewer bits make that faster and
+leave memory for more users or longer texts. Keys have a few channels that are large in
+every token, so below 8 bits they need a scale per channel. Values have no such
+channels, so a scale per token is enough (KIVI, arXiv 2402.02750). The formats are data:
+`labkit.plan.kv_formats`.
+
+    append   quantizes the oldest whole block that no longer fits into the tail, once
+    attend   computes scores and sums from the packed blocks: `quantized/attention.py`
+
+No full-precision copy of the cache exists at any time. Attention always reads the
+packed blocks, even in a long prefill. Windows are masked, not dropped.
+
+When it loses: unpacking costs more time than the saved bytes (INT4 on a CPU, short
+contexts), and the answer is close but not equal. `labkit eval text --kv-format`
+measures the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.cache.contract import InMemory, KVCache, doubled, grown
+from labkit.cache.forward_pass import NOWHERE, Step, visible
+from labkit.cache.quantized.attention import Buffer, Side, attend_packed, cos_sin, turn
+from labkit.cache.quantized.blocks import decode, encode, layout
+from labkit.cache.quantized.packed_slots import Bulk, Move, plan
+from labkit.errors import BadRequest
+from labkit.kernels.native.table_attention import MOST_QUERIES, Rows, table_attention
+from labkit.plan.kv_formats import KVFormat, get_kv_format
+
+
+class QuantizedCache(KVCache):
+    """`kv_format` is a `KVFormat` or its name.
+
+    The other arguments are those of KVCache.
+
+    A format that quantizes keys before RoPE needs `frequencies` [D/2]: the radians per
+    position by which the model rotates its keys. They must not change with the length
+    (no dynamic NTK).
+    """
+
+    stores_latents = False
+
+    def __init__(
+        self,
+        *sizes: Any,
+        kv_format: str | KVFormat = "int8",
+        frequencies: Tensor | None = None,
+        **named: Any,
+    ):
+        super().__init__(*sizes, **named)
+        self.format = replace(get_kv_format(kv_format), tail_bits=8 * self.dtype.itemsize)
+        if not self.format.packed:
+            raise BadRequest(
+                f"KV format {self.format.name} has no scales; make a contiguous cache of that dtype."
+            )
+        self.frequencies = frequencies if self.format.before_rope else None
+        if self.format.before_rope:
+            given = tuple(frequencies.shape) if isinstance(frequencies, Tensor) else frequencies
+            if any(given != (layer.head_dim / 2,) for layer in self.shape.layers):
+                raise BadRequest(
+                    f"The frequencies are {given}; to quantize keys before RoPE, give the model's own "
+                    "[head_dim / 2], the same for all layers."
+                )
+        block, tail = self.format.block, self.format.tail
+        self.bulks = [Bulk(block) for _ in range(self.batch)]
+        self.packed: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
+        self.tails: dict[int, tuple[Tensor, ...]] = {}  # layer -> keys, values
+        self.missing: set[int] = set()  # layers that have not appended their tokens in this pass
+        self._moves: list[Move] = []
+        self._seen: dict[Any, Any] = {}  # what the layers of one pass share
+        self._buffer = Buffer()
+        slots = -(-self.first_slots // block) * block
+        if self.capacity is not None:
+            tail = min(tail, self.capacity)
+            slots = min(slots, self.format.packed_tokens(self.capacity))
+        for i in self.shape.own:
+            layer = self.shape.layers[i]
+            size = (self.batch, layer.num_kv_heads, tail, layer.head_dim)
+            self.tails[i] = tuple(grown(None, size, self.dtype, self.device) for _ in "kv")
+        self._allocate(slots)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.check_own(layer)
+        same = all(move == self._moves[0] for move in self._moves)
+        for row, move in enumerate(self._moves[:1] if same else self._moves):
+            rows = slice(None) if same else slice(row, row + 1)
+            new = (side[rows, :, : move.count] for side in (keys, values))
+            self._store(layer, rows, move, *new)
+        self.missing.discard(layer)
+
+    def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
+        spec, memory = self.shape.layers[layer], self.in_memory()
+        if memory is not None and queries.shape[2] <= MOST_QUERIES:
+            if "rows" not in self._seen:
+                self._seen["rows"] = Rows(self.step.starts, self.step.counts)
+            sides, rows = (memory.keys[layer], memory.values[layer]), self._seen["rows"]
+            out = table_attention(queries, *sides, rows, scale, spec.window)
+            if out is not None:
+                return out
+        keys, values = self._sides(self.shape.home[layer])
+        positions, seen = self._view(keys.slots, keys.tail.shape[2], spec.window, spec.sinks)
+        turns = self._turns(positions[:, : keys.slots])
+        return attend_packed(queries, keys, values, seen, scale, turns, self._buffer)
+
+    def _store(self, layer: int, rows: slice, move: Move, *new: Tensor) -> None:
+        """Write new tokens into the tail; pack the oldest blocks that do not fit."""
+        oldest = []
+        for side, tail in zip(new, self.tails[layer]):
+            tail = tail[rows]  # [b, K, tail, D]
+            if not move.pack:
+                tail[:, :, move.tail : move.left] = side
+                continue
+            tokens = side.to(self.dtype)
+            if move.tail:
+                tokens = torch.cat([tail[:, :, : move.tail], tokens], 2)
+            if move.left:
+                tail[:, :, : move.left] = tokens[:, :, move.pack :]
+            oldest.append(tokens[:, :, : move.pack])
+        if not move.pack:
+            return
+        if self.frequencies is not None:
+            back = -torch.arange(move.start, move.start + move.pack, device=self.device)
+            oldest[0] = turn(oldest[0].float(), *cos_sin(back, self.frequencies))
+        if self.format.keys == self.format.values:  # one call instead of two
+            both = encode(torch.cat(oldest), self.format.keys)
+            codes = [dict(zip(both, pair)) for pair in zip(*(t.chunk(2) for t in both.values()))]
+        else:
+            codes = [encode(oldest[0], self.format.keys), encode(oldest[1], self.format.values)]
+        for packed, encoded in zip(self.packed[layer], codes):
+            for name, tensor in encoded.items():
+                per = self.slots // packed[name].shape[2]
+                packed[name][rows, :, move.slot // per : (move.slot + move.pack) // per] = tensor
+
+    def _sides(self, layer: int) -> list[Side]:
+        """Return keys and values of a layer, as attention reads them."""
+        slots = max(bulk.slots for bulk in self.bulks)
+        tail = max(length - bulk.tokens for length, bulk in zip(self.lengths, self.bulks))
+        parts = (self.format.keys, self.format.values)
+        return [
+            Side(packed, part, slots, dense[:, :, :tail])
+            for packed, part, dense in zip(self.packed[layer], parts, self.tails[layer])
+        ]
+
+    def _view(
+        self, slots: int, tail: int, window: int | None, sinks: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return positions [B or 1, S] of slots and tail, and a mask [B or 1, T, S].
+
+        The mask marks what each query sees. Both are computed once per pass.
+        """
+        if (window, sinks) not in self._seen:
+            one = all(b == self.bulks[0] for b in self.bulks) and len(set(self.lengths)) == 1
+            rows = []
+            for bulk, length in list(zip(self.bulks, self.lengths))[: 1 if one else None]:
+                newest = torch.arange(bulk.tokens, bulk.tokens + tail)
+                newest = newest.where(newest < length, NOWHERE)
+                rows.append(torch.cat([bulk.positions(slots), newest]))
+            positions, step = torch.stack(rows).to(self.device), self.step
+            everything = window is None and step.num_tokens == 1 and one and not self.bulks[0].short
+            queries = step.positions[:1] if one and step.uniform else step.positions
+            seen = None if everything else visible(queries, positions, window, sinks)
+            self._seen[window, sinks] = positions, seen
+        return self._seen[window, sinks]
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return cos and sin at `positions` for keys stored before RoPE."""
+        if self.frequencies is not None and "turns" not in self._seen:
+            at = positions[:, None].where(positions[:, None] < NOWHERE, 0)
+            self._seen["turns"] = cos_sin(at, self.frequencies)
+        return self._seen.get("turns")
+
+    def tensors(self) -> list[Tensor]:
+        packed = [t for sides in self.packed.values() for side in sides for t in side.values()]
+        return [*packed, *(t for tail in self.tails.values() for t in tail)]
+
+    def nbytes_used(self) -> int:
+        packed = sum(bulk.slots for bulk in self.bulks)
+        tail = sum(self.lengths) - sum(bulk.tokens for bulk in self.bulks)
+        total = 0
+        for layer in (self.shape.layers[i] for i in self.shape.own):
+            K, D = layer.num_kv_heads, layer.head_dim
+            for part in (self.format.keys, self.format.values):
+                total += int(part.bytes(D, K, packed)) + tail * D * K * self.dtype.itemsize
+        return total
+
+    def most_at_once(self) -> tuple[int | None, ...]:
+        """Return the number of tokens before the next packing.
+
+        In single steps, tokens before a packing read full precision.
+        """
+        block, tail = self.format.block, self.format.tail
+        if tail == 0:
+            return (None,) * self.batch
+        left = (tail - (length - bulk.tokens) for length, bulk in zip(self.lengths, self.bulks))
+        return tuple(room if room > 0 else block for room in left)
+
+    def _layout(self) -> InMemory | None:
+        plain = self.dtype in (torch.float32, torch.bfloat16)
+        keys, values = ([self.packed[i][side] for i in self.shape.own] for side in (0, 1))
+        readable = self.format.name == "int8_token" and plain
+        return InMemory("int8", self.slots, keys, values) if readable else None
+
+    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, _ = self._sides(layer)
+        positions, _ = self._view(keys.slots, keys.tail.shape[2], None, 0)
+        numbers = [decode(block, keys.part, keys.tail.shape[3]) for _, block in keys.blocks()]
+        turns = self._turns(positions[:, : keys.slots])
+        if turns is not None and numbers:
+            numbers = [turn(torch.cat(numbers, 2), *turns)]
+        return torch.cat([*numbers, keys.tail.float()], 2), positions.expand(self.batch, -1)
+
+    def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
+        self._complete()
+        rows = zip(self.bulks, step.starts, step.counts)
+        self._moves = [plan(bulk, start, count, self.format.tail) for bulk, start, count in rows]
+        needed = max(move.slot + move.pack for move in self._moves)
+        if needed > self.slots:
+            slots = doubled(max(self.slots, self.format.block), needed)
+            if self.capacity is not None:  # beyond it only if rewinding has left short blocks
+                slots = min(slots, max(needed, self.format.packed_tokens(self.capacity)))
+            self._allocate(slots)
+        for bulk, move in zip(self.bulks, self._moves):
+            bulk.slots += move.pack
+        self.missing = set(self.shape.own) if self.format.tail else set()
+        self._seen = {}
+
+    def _allocate(self, slots: int) -> None:
+        """Make room for `slots` tokens; growing copies one layer at a time."""
+        for i in self.shape.own:
+            layer, sides = self.shape.layers[i], []
+            for side, part in enumerate((self.format.keys, self.format.values)):
+                old = self.packed[i][side] if i in self.packed else {}
+                tensors = {}
+                for name, store in layout(part, layer.num_kv_heads, layer.head_dim).items():
+                    size = (self.batch, store.heads, slots // store.per, store.width)
+                    tensors[name] = grown(old.get(name), size, store.dtype, self.device)
+                sides.append(tensors)
+            self.packed[i] = tuple(sides)
+        self.slots, self._in_memory = slots, None
+
+    def _complete(self) -> None:
+        """Finish a pass that was interrupted: layers that it did not reach get zeros.
+
+        Tails and packed tokens then have equal lengths in all layers. The following
+        rewind drops the zeros.
+        """
+        for i in sorted(self.missing):
+            layer = self.shape.layers[i]
+            size = (self.batch, layer.num_kv_heads, self.step.num_tokens, layer.head_dim)
+            zeros = torch.zeros(size, dtype=self.dtype, device=self.device)
+            self.append(i, zeros, zeros)
+
+    def _rewind(self, lengths: tuple[int, ...]) -> None:
+        self._complete()
+        for bulk, keep in zip(self.bulks, lengths):
+            bulk.cut(keep)
+        self._seen = {}
+
+    def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
+        self._complete()
+
+        def pick(tensor: Tensor) -> Tensor:
+            plain = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+            return plain.index_select(0, order).view(tensor.dtype)
+
+        for i, sides in self.packed.items():
+            self.packed[i] = tuple({n: pick(t) for n, t in side.items()} for side in sides)
+            self.tails[i] = tuple(map(pick, self.tails[i]))
+        self.bulks = [self.bulks[row].copy() for row in rows]
+        self._seen, self._in_memory = {}, None
+
+
+def quantized_cache(
+    kv_format: str | KVFormat, frequencies: Tensor | None = None
+) -> Callable[..., QuantizedCache]:
+    """Return a function that makes caches in that format."""
+    return partial(QuantizedCache, kv_format=get_kv_format(kv_format), frequencies=frequencies)

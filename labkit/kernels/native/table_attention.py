@@ -1,0 +1,89 @@
+"""Compute attention of a few tokens per row over keys and values in blocks, on CPUs.
+
+    table_attention(queries [B, H, T, D], keys, values, Rows(starts, counts, tables))
+
+Token s of row b is slot s % size of block tables[b][s // size]. A contiguous cache is
+the special case of one block per row. `keys` and `values` are {"numbers": [blocks, K,
+size, D]} in float32 or bfloat16, or INT8 {"codes", "scale", "minimum"} with a bfloat16
+scale and minimum per token. The kernel reads codes directly and applies a scale once
+per score. PyTorch's operators would write a float per code to memory and read it back.
+When it loses: many tokens per row (a prefill), for which one gather or conversion
+serves all tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.native.build import TABLES, NotNative, library
+from labkit.kernels.native.structures import Attention
+
+MOST_QUERIES = 16  # tokens per row
+
+
+class Rows:
+    """The location of the tokens of each row, computed once per pass.
+
+    Row b's new tokens are at positions starts[b] to starts[b] + counts[b] - 1. Without
+    `tables` [B, n], each row is one block.
+    """
+
+    def __init__(self, starts: Sequence[int], counts: Sequence[int], tables: Tensor | None = None):
+        tables = torch.arange(len(starts))[:, None] if tables is None else tables
+        self.tables = tables.to(torch.int32).contiguous()
+        self.spans = torch.tensor([starts, counts], dtype=torch.int32)
+
+
+def _kind(side: Mapping[str, Tensor], D: int) -> int | None:
+    """Return 0 for float32, 1 for bfloat16, 2 for INT8, None for other formats."""
+    if "numbers" in side:
+        return {torch.float32: 0, torch.bfloat16: 1}.get(side["numbers"].dtype)
+    if set(side) != {"codes", "scale", "minimum"} or side["codes"].shape[-1] != D:
+        return None
+    scales = side["scale"], side["minimum"]
+    by_token = all(t.shape[-1] == 1 and t.dtype == torch.bfloat16 for t in scales)
+    return 2 if by_token else None
+
+
+def table_attention(
+    queries: Tensor,
+    keys: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
+    rows: Rows,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+) -> Tensor | None:
+    """Return the attention [B, H, T, D], or None if the kernel does not support it.
+
+    Each token sees itself and the tokens before it, within `window` or among the first
+    `sinks`; tokens from counts[b] on get zeros. Sums are in float32. The result is None
+    if there are no native kernels, for another device or format, or for more than
+    MOST_QUERIES tokens per row.
+    """
+    B, H, T, D = queries.shape
+    kind = _kind(keys, D) if queries.device.type == "cpu" and T <= MOST_QUERIES else None
+    if kind is None or kind != _kind(values, D):
+        return None
+    try:
+        attend = library(TABLES).attend
+    except NotNative:
+        return None
+    q = (queries.float() * (D**-0.5 if scale is None else scale)).contiguous()
+    out = torch.empty_like(q)
+    names = ("codes", "scale", "minimum") if kind == 2 else ("numbers", "", "")
+    tensors = [side.get(name) for side in (keys, values) for name in names]
+    sides = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    (_, K, size, _), (starts, counts) = keys[names[0]].shape, rows.spans
+    pointers = (rows.tables.data_ptr(), starts.data_ptr(), counts.data_ptr())
+    shape = (B, K, H // K, T, D, size, rows.tables.shape[1])
+    threads = torch.get_num_threads()
+    call = Attention(
+        q.data_ptr(), out.data_ptr(), *sides, *pointers, *shape, window or 0, sinks, kind, threads
+    )
+    attend(ctypes.addressof(call))
+    return out.to(queries.dtype)

@@ -1,0 +1,159 @@
+"""The interface of packed kernels: a weight of a linear layer in a kernel's layout.
+
+A packed weight multiplies (`matmul`), looks rows up (`rows`), returns the stored weight
+(`quantized`, `unpacked`) and has a `format` and `nbytes`. Its tensors are buffers, so
+they are moved, saved and counted with the model. `labkit.kernels.registry` chooses the
+class.
+
+In decode a weight is read once and used once, so its bytes decide the time. Unpacking
+the whole matrix first would read and write far more bytes than packing saves. So
+products of 1 to `few` rows use the operator that reads the packed bits. For more rows
+(prefill) the weight is unpacked into a temporary bfloat16 matrix for one ordinary
+product; no second copy stays.
+
+When it loses: above about 16 rows, time is limited by arithmetic, not by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.formats.names import NumberFormat
+from labkit.formats.tensor import QuantizedTensor, pick_rows
+
+FEW_ROWS = 16
+
+
+class PackedWeight(nn.Module):
+    """A weight [N, K] in one kernel's layout, made from a `QuantizedTensor`."""
+
+    fast = True
+    few = FEW_ROWS
+    dtype = torch.bfloat16  # of activations that are read without a cast
+
+    def __init__(self, quantized: QuantizedTensor):
+        super().__init__()
+        self.format, self.shape = quantized.format, tuple(quantized.shape)
+
+    def _store(self, **buffers: Tensor | None) -> None:
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def supports(cls, format: NumberFormat, shape: tuple[int, ...], device: torch.device) -> bool:
+        """Return whether this kernel multiplies such a weight on `device`."""
+        return True
+
+    @classmethod
+    def resident_nbytes(cls, format: NumberFormat, shape: tuple[int, ...]) -> int:
+        """Return the bytes that such a weight will take in this layout."""
+        return format.nbytes(shape)
+
+    @classmethod
+    def from_packed(
+        cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
+    ) -> PackedWeight:
+        """Make the weight from its portable form (`QuantizedTensor.packed`)."""
+        return cls(QuantizedTensor.from_packed(format, shape, packed))
+
+    def packed(self) -> dict[str, Tensor]:
+        """Return the portable form of what is stored."""
+        return self.quantized().packed()
+
+    def quantized(self) -> QuantizedTensor:
+        """Return exactly what is stored."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not return its codes; use another kernel"
+        )
+
+    def unpacked(self) -> Tensor:
+        """Return the weight [N, K], in bfloat16 or the dtype the kernel works in."""
+        return self.quantized().dequantize(torch.bfloat16)
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply x [..., K] -> [..., N] in x's dtype."""
+        flat = x.reshape(-1, x.shape[-1]).bfloat16().contiguous()  # [M, K]
+        out = self.few_rows(flat) if flat.shape[0] <= self.few else F.linear(flat, self.unpacked())
+        # `float()` costs half of `to(float32)` in dispatch.
+        out = out.float() if x.dtype == torch.float32 else out.to(x.dtype)
+        out = out.view(x.shape[:-1] + out.shape[-1:])
+        return out if bias is None else out + bias
+
+    def few_rows(self, flat: Tensor) -> Tensor:
+        """Multiply bfloat16 [M, K] -> [M, N] on the packed bits, for M up to `few`."""
+        raise NotImplementedError
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Look rows up: index [...] -> [..., K]."""
+        return self.quantized().rows(index).to(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.buffers())
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.buffers()).device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
+        """Move stored bits and never cast them: `model.float()` changes nothing."""
+        for name, tensor in self._buffers.items():
+            if tensor is not None:
+                moved = fn(tensor)
+                kept = moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+                self._buffers[name] = kept
+        return self
+
+
+class PortableWeight(PackedWeight):
+    """A weight stored in the portable bytes of its format, as in a file."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, quantized: QuantizedTensor):
+        super().__init__(quantized)
+        self._store(**quantized.packed())
+
+    @classmethod
+    def from_packed(
+        cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
+    ) -> PortableWeight:
+        weight = cls.__new__(cls)
+        nn.Module.__init__(weight)
+        weight.format, weight.shape = format, tuple(shape)
+        weight._store(**packed)
+        return weight
+
+    def packed(self) -> dict[str, Tensor]:
+        return dict(self.named_buffers())
+
+    def quantized(self) -> QuantizedTensor:
+        return QuantizedTensor.from_packed(self.format, self.shape, self.packed())
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        parts = pick_rows(self.format, self.packed(), index.reshape(-1))
+        shape = (index.numel(), self.shape[-1])
+        chosen = QuantizedTensor.from_packed(self.format, shape, parts)
+        return chosen.dequantize(dtype).view(*index.shape, -1)
+
+
+class Plain(PortableWeight):
+    """Dequantize on each call, then multiply: the reference of all packed kernels.
+
+    float32 activations are multiplied by float32 weights; bf16 and fp16 weights are not
+    converted.
+    """
+
+    fast = False
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.format.kind == "float":
+            out = F.linear(x.to(self.codes.dtype), self.codes).to(x.dtype)
+        else:
+            out = F.linear(x, self.quantized().dequantize(x.dtype))
+        return out if bias is None else out + bias

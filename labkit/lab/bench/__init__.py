@@ -1,0 +1,1 @@
+"""Benchmarks: one file per bench, one harness; arms are compared by ratio."""

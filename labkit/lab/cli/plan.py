@@ -1,0 +1,41 @@
+"""`labkit plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from labkit.errors import BadRequest
+from labkit.lab.cli.answer import Json, answer
+
+
+def plan(
+    model: Annotated[str | None, Option(help="A known name, or the default model.")] = None,
+    config: Annotated[Path | None, Option(help="A config.json, instead of --model.")] = None,
+    tokens: Annotated[int, Option(min=1, help="Tokens per sequence.")] = 4096,
+    sequences: Annotated[int, Option(min=1, help="Sequences at once.")] = 1,
+    recipe: Annotated[str | None, Option(help="fp32, int4, a format, a GGUF type.")] = None,
+    kv_format: Annotated[str | None, Option(help="KV cache: bf16, fp16, int8, int4 …")] = None,
+    budget: Annotated[str | None, Option(help="Available memory, such as 16GiB.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what weights, KV cache and working memory take, and how many sequences fit.
+
+    Exits 1 if not even one sequence fits.
+
+    \b
+    Example:  labkit plan --model llama-3.1-8b --tokens 8192 --recipe int4 --budget 16GiB
+    """
+    from labkit.lab.plan import memory
+
+    if model and config:
+        raise BadRequest(f"--model {model} and --config {config} name two models; give one of them")
+    if config is not None and not config.is_file():
+        raise BadRequest(f"there is no file {str(config)!r}; give a model's config.json")
+    result = memory.plan(
+        str(config or model or "default"), tokens, sequences, recipe, kv_format, budget
+    )
+    answer(result, as_json, memory.render(result))
+    return 1 if result["max_sequences"] == 0 else 0

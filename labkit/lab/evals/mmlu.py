@@ -1,0 +1,193 @@
+"""The task `mmlu`: 281 questions with four answers each, scored in three ways.
+
+    text        log p(" answer" | question) / bytes of the answer; the answers are not shown before.
+                A small model knows more than it can say, and this shows it
+    letter      log p(" A") ... log p(" D") behind the question with its four answers; the model
+                must know the convention too
+    generated   the letter in the greedy completion of the same prompt; the form must be right too
+
+Each gives `right`, the `margin` of the right answer over the best wrong one (nats; for text, nats
+per byte) and `mass`, the total probability of the four answers; `text` also gives the
+`bits_per_byte` of the right answer. A letter score with a small mass says little. At the floor
+(chance is 25 %) a share cannot fall, but a margin can, so it is the primary metric. Few-shot
+examples are other items of the subject; whole ones are left out if they do not fit, and counted.
+NaN or four equal scores are an error of the item and not an "A".
+Cost: one prompt per scoring and item.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from labkit.errors import BadRequest
+from labkit.lab.evals.likelihood import NotScorable, Reader, Split, split
+from labkit.lab.evals.task import ItemScore, Metric
+from labkit.lab.texts.multiple_choice import LANGUAGES, LETTERS, MAX_SHOTS, MMLUItem, few_shot, mmlu
+
+SCORINGS = ("text", "letter", "generated")
+NEW_TOKENS = 8  # of a generated answer: a letter, and what a model may write before it
+WORDS = {  # the header, and how a question and its answer are introduced
+    "en": (
+        "The following are multiple choice questions (with answers) about {}.",
+        "Question:",
+        "Answer:",
+    ),
+    "de": ("Es folgen Multiple-Choice-Fragen mit Antworten.", "Frage:", "Antwort:"),
+    "es": (
+        "A continuación hay preguntas de opción múltiple con respuestas.",
+        "Pregunta:",
+        "Respuesta:",
+    ),
+    "fr": ("Voici des questions à choix multiple avec leurs réponses.", "Question :", "Réponse :"),
+    "hi": ("नीचे बहुविकल्पीय प्रश्न और उनके उत्तर दिए गए हैं।", "प्रश्न:", "उत्तर:"),
+    "it": ("Seguono domande a scelta multipla con risposte.", "Domanda:", "Risposta:"),
+    "pt": ("Seguem perguntas de múltipla escolha com respostas.", "Pergunta:", "Resposta:"),
+    "th": ("ต่อไปนี้เป็นคำถามแบบเลือกตอบพร้อมคำตอบ", "คำถาม:", "คำตอบ:"),
+}
+
+
+def make(model, limit: int | None = None, **options) -> MMLU:
+    return MMLU(limit=limit, **options)
+
+
+@dataclass(frozen=True)
+class MMLU:
+    """`limit` items per language, from as many subjects as possible.
+
+    `reader` are options of `likelihood.Reader`, to read through another cache.
+    """
+
+    shots: int = 0
+    scoring: tuple[str, ...] = ("text", "letter")
+    languages: tuple[str, ...] = ("en",)
+    limit: int | None = None
+    seed: int = 0
+    reader: dict = field(default_factory=dict)
+    name = "mmlu"
+
+    def __post_init__(self):
+        for given, allowed, what in (
+            (self.scoring, SCORINGS, "way of scoring MMLU"),
+            (self.languages, LANGUAGES, "MMLU in the language"),
+        ):
+            unknown = [one for one in given if one not in allowed]
+            if unknown or not given:
+                raise BadRequest(
+                    f"There is no {what} {(unknown or [''])[0]!r}; choose from {', '.join(allowed)}."
+                )
+        if not 0 <= self.shots <= MAX_SHOTS:
+            raise BadRequest(
+                f"{self.shots} shots were given; a subject has five items, so give 0 to {MAX_SHOTS}."
+            )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        found = []
+        for way in self.scoring:
+            if way != "generated":
+                unit = "nats/byte" if way == "text" else "nats"
+                found += [Metric(f"{way}_margin", unit), Metric(f"{way}_mass")]
+            if way == "text":
+                found.append(Metric("bits_per_byte", "bits/byte", higher_is_better=False))
+            found.append(Metric(f"{way}_right", share=True, chance=1 / len(LETTERS)))
+        if "generated" in self.scoring:
+            answered = Metric("generated_answered", share=True)
+            found += [answered, Metric("generated_margin", "nats"), Metric("generated_mass")]
+        return tuple(found)
+
+    def items(self) -> list[MMLUItem]:
+        found = []
+        for language in self.languages:
+            spread = sorted(mmlu(language), key=lambda item: (item.index, item.subject))
+            found += spread[: self.limit]
+        return found
+
+    def score(self, model, items: Sequence[MMLUItem]) -> Iterator[ItemScore]:
+        reader = Reader(model, **self.reader)
+        for item in items:
+            try:
+                yield self._score(reader, item)
+            except NotScorable as reason:
+                yield ItemScore(item.id, item.language, error=str(reason))
+
+    def _score(self, reader: Reader, item: MMLUItem) -> ItemScore:
+        metrics, details, right = {}, {"answer": item.answer}, LETTERS.index(item.answer)
+        if "text" in self.scoring:
+            parts, header, shown = self.prompt(reader, item, listed=False)
+            nats = [one.nats for one in reader.log_likelihoods(parts, header)]
+            per_byte = [value / len(choice.encode()) for value, choice in zip(nats, item.choices)]
+            chosen = self._judge(metrics, "text", nats, per_byte, item)
+            metrics["bits_per_byte"] = (-nats[right] / math.log(2), len(item.answer_text.encode()))
+            details |= {"text": LETTERS[chosen], **shown}
+        if {"letter", "generated"} & set(self.scoring):
+            parts, header, shown = self.prompt(reader, item, listed=True)
+            nats = [one.nats for one in reader.log_likelihoods(parts, header)]
+            details |= shown
+            for way in {"letter", "generated"} & set(self.scoring):
+                chosen = self._judge(metrics, way, nats, nats, item)
+                details[way] = LETTERS[chosen]
+            if "generated" in self.scoring:
+                written = reader.write(parts.context, NEW_TOKENS).text
+                letter = generated_letter(written)
+                metrics["generated_right"] = (float(letter == item.answer), 1.0)
+                metrics["generated_answered"] = (float(letter is not None), 1.0)
+                details |= {"generated": letter, "written": written}
+        return ItemScore(item.id, item.language, metrics, details=details)
+
+    def _judge(self, metrics: dict, way: str, nats: Sequence[float], scores, item) -> int:
+        """Add the metrics of one way of scoring; return the index of the chosen answer."""
+        right = LETTERS.index(item.answer)
+        chosen = best(scores)
+        wrong = max(score for i, score in enumerate(scores) if i != right)
+        metrics[f"{way}_right"] = (float(item.choices[chosen] == item.answer_text), 1.0)
+        metrics[f"{way}_margin"] = (scores[right] - wrong, 1.0)
+        metrics[f"{way}_mass"] = (math.fsum(map(math.exp, nats)), 1.0)
+        return chosen
+
+    def prompt(self, reader: Reader, item: MMLUItem, listed: bool) -> tuple[Split, int, dict]:
+        """Return the prompt and answers as ids, the tokens of the header, and details to record."""
+        tokenizer, config = reader.model.tokenizer, reader.model.config
+        words, _, answer = WORDS[item.language]
+        header = words.format(item.subject.replace("_", " ")) + "\n\n"
+        answers = [f" {answer}" for answer in (LETTERS if listed else item.choices)]
+        examples = few_shot(item, mmlu(item.language), self.shots, self.seed)
+        for dropped in range(len(examples) + 1):
+            shots = "".join(
+                f"{asked(one, listed)}\n{answer} {one.answer if listed else one.answer_text}\n\n"
+                for one in examples[dropped:]
+            )
+            parts = split(tokenizer, f"{header}{shots}{asked(item, listed)}\n{answer}", answers)
+            length = len(parts.context) + max(map(len, parts.tails)) - 1
+            if length <= config.max_positions - NEW_TOKENS * listed:
+                shared = split(tokenizer, header, [asked(item, listed)])
+                details = {"shots": len(examples) - dropped, "trimmed": dropped}
+                return parts, len(shared.context), details
+        raise NotScorable(
+            f"The question alone is longer than the model's context of {config.max_positions} tokens."
+        )
+
+
+def asked(item: MMLUItem, listed: bool) -> str:
+    """Return the question, with its answers if `listed`."""
+    lines = [f"{WORDS[item.language][1]} {item.question}"]
+    if listed:
+        lines += [f"{letter}. {choice}" for letter, choice in zip(LETTERS, item.choices)]
+    return "\n".join(lines)
+
+
+def best(scores: Sequence[float]) -> int:
+    """Return the index of the first highest score. Raises NotScorable for NaN or equal scores."""
+    if any(math.isnan(score) for score in scores):
+        raise NotScorable("A score is NaN, so no answer can be chosen.")
+    if len(scores) > 1 and len(set(scores)) == 1:
+        raise NotScorable(f"All {len(scores)} scores are equal, so no answer can be chosen.")
+    return max(range(len(scores)), key=scores.__getitem__)
+
+
+def generated_letter(text: str) -> str | None:
+    """Return the first letter that stands alone ("B", "(C)", "D. because ..."), or None."""
+    match = re.search(rf"(?<![A-Za-z])([{LETTERS}])(?![A-Za-z'])", text.strip())
+    return match[1] if match else None

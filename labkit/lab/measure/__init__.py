@@ -1,0 +1,1 @@
+"""Clocks, bytes, bandwidth, the machine, and records; without language models."""

@@ -1,0 +1,1 @@
+"""Plan a model: memory from its shapes, seconds from measured operators."""

@@ -1,0 +1,185 @@
+"""Execute notebooks strictly: a run that reports success did succeed.
+
+    report = run_notebooks(["01"], scale="quick")
+    report.ok, report.seconds, [(n.name, n.ok, n.seconds, n.error) for n in report.notebooks]
+
+papermill sets the parameters and executes. Before it, `labkit.lab.runner.notebooks` checks names
+and parameters; during it, `labkit.lab.runner.client` watches output and limits; after it, every
+cell must have run and the notebook must have written its result file in this run. The executed notebook is saved also
+on failure, with the outputs so far. The operating system holds the lock of a run, so a kill
+leaves nothing to clean up.
+
+    runs/SCALE/NN_name.ipynb                 the executed notebook
+    runs/NN_name/SCALE/results.jsonl         its result file, runs/NN_name/SCALE/figures/ its figures
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from labkit.errors import BadRequest
+from labkit.lab.runner.limits import Limits, NotebookFailure
+
+
+@dataclass(frozen=True)
+class NotebookResult:
+    """How one notebook ended; `error` is the sentence that says why it failed."""
+
+    name: str
+    ok: bool
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """How a run ended."""
+
+    seconds: float
+    notebooks: list[NotebookResult] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True if every notebook ran to its end and wrote its results."""
+        return all(notebook.ok for notebook in self.notebooks)
+
+    def as_dict(self) -> dict:
+        """Return the keys of `labkit run --json`."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def run_notebooks(
+    names: Sequence[str] = (),
+    scale: str = "quick",
+    *,
+    parameters: Mapping[str, object] | None = None,
+    folder: Path | None = None,
+    runs: Path | None = None,
+    limits: Limits | None = None,
+    progress=None,
+) -> RunReport:
+    """Execute the notebooks that begin with `names` (default: all), one after another.
+
+    `parameters` go to every chosen notebook and must be known to each. A notebook that fails
+    does not stop the others. Raises BadRequest, before anything runs, for names, parameters or
+    notebooks that are not valid.
+    """
+    from filelock import FileLock, Timeout
+
+    from labkit.lab.runner.notebooks import SCALES, check_notebook, find_notebooks, runs_folder
+    from labkit.lab.runner.progress import Progress
+
+    if scale not in SCALES:
+        raise BadRequest(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
+    parameters = {"scale": scale, **(parameters or {})}
+    paths = find_notebooks(names, folder)
+    notebooks = {path: check_notebook(path, parameters) for path in paths}
+    runs = Path(runs).resolve() if runs is not None else runs_folder()
+    (runs / scale).mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    run = _Run(runs, scale, parameters, limits or Limits(), progress or Progress())
+    try:
+        with FileLock(runs / scale / ".lock", timeout=0):
+            results = [run.one(path, notebook) for path, notebook in notebooks.items()]
+    except Timeout:
+        raise BadRequest(
+            f"another run is writing to {runs / scale}; wait for it, or set LABKIT_RUNS to "
+            "another folder"
+        ) from None
+    return RunReport(round(time.perf_counter() - began, 3), results)
+
+
+@dataclass(frozen=True)
+class _Run:
+    runs: Path
+    scale: str
+    parameters: Mapping[str, object]
+    limits: Limits
+    progress: object
+
+    def one(self, path: Path, notebook) -> NotebookResult:
+        """Execute a checked notebook and check its results."""
+        run_dir = self.runs / path.stem / self.scale
+        (run_dir / "figures").mkdir(parents=True, exist_ok=True)
+        results = run_dir / "results.jsonl"
+        results.unlink(missing_ok=True)  # a result file found later is of this run
+        self.progress.start(path.stem)
+        began, error = time.perf_counter(), "interrupted"
+        try:
+            self.with_parameters(path, notebook, run_dir)
+            _check_results(results)
+            error = None
+        except NotebookFailure as failure:
+            error = str(failure)
+        finally:
+            self.progress.end(error)
+        seconds = round(time.perf_counter() - began, 3)
+        return NotebookResult(path.stem, error is None, seconds, error)
+
+    def with_parameters(self, path: Path, notebook, run_dir: Path) -> None:
+        """Let papermill set the parameters and hand the notebook to `execute`."""
+        import papermill
+        from papermill.engines import papermill_engines
+
+        from labkit.lab.runner.client import StrictEngine
+
+        papermill_engines.register("labkit", StrictEngine)
+        names = {"engine_name": "labkit", "kernel_name": "python3", "language": "python"}
+        papermill.execute_notebook(
+            notebook,
+            None,  # written by `execute`, also after a failure
+            parameters=dict(self.parameters),
+            progress_bar=False,
+            execute=lambda notebook: self.execute(path, notebook, run_dir),
+            **names,
+        )
+
+    def execute(self, path: Path, notebook, run_dir: Path) -> None:
+        import nbformat
+
+        from labkit.lab.runner.client import StrictClient
+        from labkit.lab.runner.notebooks import code_cells
+
+        client = StrictClient(notebook, str(path.parent), self.limits, self.progress.cell)
+        final = self.runs / self.scale / path.name
+        partial = final.with_name(f".{path.stem}.partial.ipynb")
+        try:
+            client.execute(env=_environment(path, run_dir))
+        finally:
+            nbformat.write(notebook, partial)
+            os.replace(partial, final)
+        for number, index in enumerate(code_cells(notebook), 1):
+            cell = notebook.cells[index]
+            if cell.source.strip() and cell.execution_count is None:
+                raise NotebookFailure(f"cell {number} did not run: the notebook ended before it")
+
+
+def _environment(path: Path, run_dir: Path) -> dict[str, str]:
+    """Return the kernel's environment: labkit importable, and the marks of a static run."""
+    here = str(Path(__file__).parents[3])
+    folders = [here, os.path.join(here, "notebooks"), os.environ.get("PYTHONPATH")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        "LABKIT_NOTEBOOK": str(path),
+        "LABKIT_RUN_DIR": str(run_dir),
+        "LABKIT_STATIC": "1",
+        "TQDM_DISABLE": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+
+
+def _check_results(path: Path) -> None:
+    from labkit.lab.measure.record import read_records
+
+    if not path.exists():
+        raise NotebookFailure(f"it ran to its end but wrote no result file {path.name}")
+    try:
+        records = list(read_records(path))
+    except ValueError as error:
+        raise NotebookFailure(f"its result file {path.name} is not readable: {error}") from None
+    if not records:
+        raise NotebookFailure(f"its result file {path.name} is empty")

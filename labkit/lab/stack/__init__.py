@@ -1,0 +1,1 @@
+"""Opening a model: names, recipes and kernels resolved in one place."""

@@ -1,1 +1,0 @@
-"""Clocks, bytes, bandwidth, the machine, and result records: nothing here knows what a language model is."""

@@ -1,1 +1,0 @@
-"""What the notebooks show: figures, tables, sliders and exercise checks, in one house style."""

@@ -1,0 +1,137 @@
+"""The common base of trained drafts: a borrowed embedding and rows of the head.
+
+A draft can tell whether a model is the one it was trained for. `ids` [v] are the tokens
+that it can draft, those that the target generates most often: on a small model the head
+is most of a draft's cost (FR-Spec, Zhao et al. 2025). What is borrowed is neither
+trained nor stored, so a file has only what was learned.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.errors import BadRequest
+from labkit.formats import quantize
+from labkit.generate.drafter import Drafter
+from labkit.kernels.native import build as native
+from labkit.kernels.native.packed import NativePack
+from labkit.model.config import ModelConfig
+from labkit.model.decoder import Decoder
+from labkit.quant.linear import QuantizedLinear
+from labkit.speculate.draft_model import bytes_read
+
+MARKS = 64
+
+
+class Borrower(nn.Module):
+    """A net with `ids`. `bind` lends it a target's embedding and head rows.
+
+    `check` knows the target.
+    """
+
+    ids: Tensor
+    mark: Tensor
+
+    def __init__(self, config: ModelConfig, ids: Tensor):
+        super().__init__()
+        self.config = replace(config, num_layers=1, windows=None)
+        self.register_buffer("ids", ids.to(torch.int32))
+        self.register_buffer("mark", torch.zeros(MARKS))  # numbers that identify the target
+        self.borrowed: dict[str, Any] = {}
+
+    def bind(self, target: Decoder) -> Borrower:
+        """Lend it the embedding and the head rows of `target`."""
+        with torch.no_grad():
+            head = head_rows(target, self.ids.long())
+            self.borrowed = {"embed": target.embed_tokens, "head": head}
+            if not self.mark.any():
+                self.mark.copy_(_mark(target, self.ids))
+        return self
+
+    def check(self, target: Decoder) -> None:
+        """Raise BadRequest if the net was trained for another model.
+
+        The same model in another format is accepted.
+        """
+        ours, theirs = self.config, target.config
+        same = (ours.hidden_size, ours.vocab_size) == (theirs.hidden_size, theirs.vocab_size)
+        if same and self.mark.any():
+            mark = _mark(target, self.ids).to(self.mark.device)
+            same = bool(torch.cosine_similarity(self.mark, mark, 0) > 0.95)
+        if not same:
+            raise BadRequest(
+                f"This draft was trained for another model than {target.name}; "
+                "use one made for it by `labkit distill`."
+            )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.borrowed["embed"](tokens).float()
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return logits of the tokens `ids`: [..., E] -> [..., v]."""
+        head = self.borrowed["head"]
+        return states @ head.T if isinstance(head, Tensor) else head(states)
+
+    def packed(self) -> Borrower:
+        """Return the net in INT8 on the native kernels if possible, else as it is."""
+        linears = {name: part for name, part in self.named_modules() if isinstance(part, nn.Linear)}
+        biased = any(part.bias is not None for part in linears.values())
+        if self.mark.device.type != "cpu" or biased or native.unsupported_reason():
+            return self
+        net = copy.deepcopy(self, {id(self.borrowed): self.borrowed})
+        for name, part in linears.items():
+            net.set_submodule(name, _packed(part.weight))
+        net.borrowed = self.borrowed | {"head": _packed(self.borrowed["head"])}
+        return net
+
+    def nbytes(self) -> int:
+        """Return the bytes that a draft step reads: the net and its rows of the head."""
+        head = self.borrowed["head"]
+        tensors = [*self.parameters(), *self.buffers()]
+        tensors += [head] if isinstance(head, Tensor) else head.buffers()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class TrainedDrafter(Drafter):
+    """A drafter over a net trained on the target's hidden states.
+
+    Packed if kernels are available.
+    """
+
+    wants_hidden = True
+
+    def __init__(self, net: Borrower, target: Decoder, packed: bool = True):
+        net.check(target)
+        self.net: Any = net.bind(target)
+        if packed:
+            self.net = self.net.packed()
+        self.ids = net.ids.long()
+        self.cost = self.net.nbytes() / bytes_read(target)
+
+    def check(self, target: Decoder) -> None:
+        self.net.check(target)
+
+
+def _packed(weight: Tensor) -> QuantizedLinear:
+    return QuantizedLinear(NativePack(quantize(weight.detach().float(), "int8_channel")))
+
+
+def _mark(target: Decoder, ids: Tensor) -> Tensor:
+    """Return numbers [MARKS] that identify an embedding in any format."""
+    some = ids.long()[torch.linspace(0, len(ids) - 1, MARKS).long()]
+    rows = target.embed_tokens(some.clamp(max=target.config.vocab_size - 1)).float()
+    direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0))
+    return rows @ direction.to(rows.device)
+
+
+def head_rows(target: Decoder, ids: Tensor) -> Tensor:
+    """Return rows of the target's head [v, E] in float32, whatever format it is stored in."""
+    if target.config.tie_embeddings:
+        return target.embed_tokens(ids).float()
+    unit = torch.eye(target.config.hidden_size, device=target.device)
+    return target.head(unit.to(target.dtype)).T[ids].float()

@@ -1,0 +1,1 @@
+"""Checks of the exercises, one file per notebook; `check.py` says how to write one."""

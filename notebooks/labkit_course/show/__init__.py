@@ -1,0 +1,1 @@
+"""Figures, tables and sliders of the notebooks, in one house style."""

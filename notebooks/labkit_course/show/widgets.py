@@ -1,0 +1,59 @@
+"""A slider below a static figure.
+
+The static figure is always shown with its caption; the slider appears only if somebody can move
+it. A notebook under `labkit run`, on GitHub, or without ipywidgets lacks nothing else. Only
+widgets that are equal in ipywidgets 7 (Colab) and 8 are used, and none is made under the runner,
+so no widget state is saved.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from labkit.errors import BadRequest
+from labkit_course.show.figures import figure, png
+
+
+def can_slide() -> bool:
+    """Return True if somebody can move a slider: a live kernel, ipywidgets, not the runner."""
+    if os.environ.get("LABKIT_RUN_DIR") or os.environ.get("LABKIT_STATIC"):
+        return False
+    try:
+        import ipywidgets  # noqa: F401
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def slider(
+    draw: Callable, values: Sequence, *, start, label: str, name: str, alt: str, caption: str
+):
+    """Show `draw(start)` as the figure `name`, and a slider over `values` that redraws it.
+
+    `draw(value)` returns a matplotlib figure and shows nothing. Returns the slider, or None if
+    nobody can move it.
+    """
+    values = list(values)
+    if start not in values:
+        raise BadRequest(f"the slider starts at {start!r}; it can stand at {values}")
+    figure(draw(start), name, alt=alt, caption=caption)
+    if not can_slide():
+        return None
+    import ipywidgets
+    from IPython.display import Image, display
+
+    handle = ipywidgets.SelectionSlider(
+        options=values,
+        value=start,
+        description=label,
+        continuous_update=False,
+        style={"description_width": "initial"},
+        layout={"width": "420px"},
+    )
+
+    def redraw(value) -> None:
+        display(Image(data=png(draw(value)), format="png"))
+
+    shown = ipywidgets.interactive_output(redraw, {"value": handle})
+    display(ipywidgets.VBox([handle, shown]))
+    return handle

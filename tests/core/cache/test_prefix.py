@@ -1,0 +1,328 @@
+"""The prefix store: the hit that must hit and the miss that must miss, and nothing reachable after it was forgotten."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from labkit.cache.paged.cache import PagedCache
+from labkit.cache.paged.pool import PagePool
+from labkit.cache.prefix.entry import Fingerprint, Identity, common
+from labkit.cache.prefix.store import PrefixStore
+from labkit.errors import BadRequest
+from labkit.plan.kv import KVShape
+
+SHAPE = KVShape.uniform(2, 2, 8)
+MODEL = Fingerprint("weights", ("adapter",), "formats", "settings")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def make(blocks=64, budget=32, **options):
+    pool = PagePool(SHAPE, blocks, 4, kv_format=options.pop("kv_format", None))
+    return PrefixStore(pool, budget * pool.block_bytes, **options)
+
+
+TOKENS = [100, 200, 300, 400, 5, 6, 7, 8, 9, 10]
+
+
+def test_the_same_request_again_hits_and_leaves_a_token_to_compute(compute):
+    view = make().open("a", "read", MODEL)
+    assert compute(view, TOKENS) == 0
+    assert compute(view, TOKENS) == 8
+    assert compute(view, TOKENS[:8]) == 7  # held entirely: the last one is computed again
+    assert compute(view, [*TOKENS, 11]) == 8
+    assert (
+        compute(view, [*TOKENS[:6], 99, 98]) == 6
+    )  # not a whole block: the block is copied when it is written
+    assert compute(view, [*TOKENS[:3], 99, 98]) == 0  # less than a block is not worth it
+    assert compute(view, TOKENS) == 8  # and nobody wrote into what is shared
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant": "b"},
+        {"scope": "write"},
+        {"model": replace(MODEL, weights="other")},
+        {"model": replace(MODEL, adapters=())},
+        {"model": replace(MODEL, adapters=("adapter", "second"))},
+        {"model": replace(MODEL, formats="int4")},
+        {"model": replace(MODEL, settings="theta 1e6")},
+    ],
+)
+def test_another_tenant_scope_or_model_misses_and_computes_everything(other, compute):
+    store, mine = make(), {"tenant": "a", "scope": "read", "model": MODEL}
+    assert compute(store.open(**mine), TOKENS) == 0
+    assert compute(store.open(**mine | other), TOKENS) == 0
+    assert compute(store.open(**mine), TOKENS) == 8
+    assert compute(store.open(**mine | other), TOKENS) == 8  # its own
+
+
+def test_words_never_meet_across_fields(compute):
+    """A salt "X" and an adapter "X": every part of the key is a field of its own, however the words are cut."""
+    bare = replace(MODEL, adapters=())
+    keys = [
+        ("X", "", bare),
+        ("", "X", bare),
+        ("t", "", replace(bare, adapters=("X",))),
+        ("tX", "", bare),
+        ("t", "X", bare),
+        ("t", "", replace(bare, formats="X")),
+        ("t", "", replace(bare, settings="X")),
+        ("t", "", replace(bare, adapters=("X", ""))),
+        ("t", "", replace(bare, weights="X")),
+        ("t", "", replace(bare, adapters=('X", "',))),
+    ]
+    keys = [key for key in keys if key[0]]
+    store = make(200, 200)
+    for key in keys:
+        assert compute(store.open(*key), TOKENS) == 0, key
+    for key in keys:
+        assert compute(store.open(*key), TOKENS) == 8, key
+    assert len({Identity(*key).to_json() for key in keys}) == len(keys)
+    assert all(Identity.from_json(Identity(*key).to_json()) == Identity(*key) for key in keys)
+
+
+def weak(tokens, upwards=False):
+    total = 0
+    for token in tokens if not upwards else reversed(tokens):
+        total = 31 * total + token
+    return total
+
+
+COLLIDING = [
+    [100, 231, 299, 400],
+    [100, 201, 269, 400],
+]  # with the first four tokens, in one order or the other
+
+
+@pytest.mark.parametrize("other", [*COLLIDING, [400, 300, 200, 100]])
+def test_tokens_are_compared_and_not_their_sums(other, compute):
+    if other in COLLIDING:
+        assert any(weak(other, upwards) == weak(TOKENS[:4], upwards) for upwards in (False, True))
+    view = make().open("a", "", MODEL)
+    compute(view, [*TOKENS[:4], 1])
+    assert compute(view, [*other, 1]) == 0
+    assert compute(view, [*TOKENS[:4], 2]) == 4
+
+
+def test_what_is_public_is_declared_by_the_server_and_stays_of_its_model(compute, numbers):
+    store = make()
+    view = store.open("a", "", MODEL)
+    lease = view.lookup(TOKENS)
+    lease.cache.advance(8)
+    for layer in range(2):
+        lease.cache.append(layer, numbers(TOKENS[:8]), -numbers(TOKENS[:8]))
+    assert not hasattr(view, "declare_public")
+    assert store.declare_public(MODEL, TOKENS[:8], lease.cache) == 8
+    assert compute(store.open("b", "x", MODEL), TOKENS) == 8
+    assert compute(store.open("b", "x", replace(MODEL, weights="other")), TOKENS) == 0
+    store.forget(tenant="b")
+    assert compute(store.open("c", "", MODEL), TOKENS) == 8
+    store.forget(prefix=TOKENS[:8])
+    assert compute(store.open("d", "", MODEL), TOKENS) == 0
+    for nobody in (None, "", 3):
+        with pytest.raises(BadRequest):
+            store.open(nobody, "", MODEL)
+
+
+def test_forgetting_reaches_what_it_names_and_nothing_else(compute):
+    store = make()
+    views = {(t, s): store.open(t, s, MODEL) for t in "ab" for s in "rw"}
+    for view in views.values():
+        compute(view, TOKENS)
+        compute(view, [1, 2, 3, 4, 5])
+    found = lambda tokens: {key for key, view in views.items() if view.lookup(tokens).length}  # noqa: E731
+    assert store.forget(tenant="a", scope="r") == 2 and found(TOKENS) == {
+        ("a", "w"),
+        ("b", "r"),
+        ("b", "w"),
+    }
+    assert (
+        store.forget(prefix=[1, 2, 3]) == 3
+        and found([1, 2, 3, 4, 5]) == set()
+        and len(found(TOKENS)) == 3
+    )
+    assert store.forget(tenant="b") == 2 and found(TOKENS) == {("a", "w")}
+    with pytest.raises(BadRequest, match="Nothing to forget"):
+        store.forget()
+    assert store.forget(scope="w") == 1 and found(TOKENS) == set()
+    assert store.pool.free == store.pool.total
+
+
+def test_revoking_a_document_drops_what_was_built_on_it(compute):
+    store = make()
+    a, b = store.open("a", "", MODEL), store.open("b", "", MODEL)
+    compute(a, TOKENS, {"report": 5})
+    compute(
+        a, [*TOKENS[:8], 50, 51, 52, 53, 54]
+    )  # built on the report as well: its beginning was found there
+    compute(a, [*TOKENS[:4], 60, 61, 62, 63, 64])  # shares only what lies before it
+    compute(b, TOKENS)
+    assert store.revoke("report") == 2
+    assert a.lookup(TOKENS).length == 4
+    assert a.lookup([*TOKENS[:8], 50, 51, 52, 53, 54]).length == 4
+    assert a.lookup([*TOKENS[:4], 60, 61, 62, 63, 64]).length == 8
+    assert b.lookup(TOKENS).length == 8
+    assert store.revoke("report") == 0
+    assert (
+        store.pool.owned == 4
+    )  # one that lay before it, one more of the third prompt, and b's two
+
+
+def test_a_document_that_comes_later_is_remembered_with_what_is_there(compute):
+    store = make()
+    view = store.open("a", "", MODEL)
+    compute(view, TOKENS)
+    compute(view, TOKENS, ["report"])
+    assert store.revoke("report") == 1 and view.lookup(TOKENS).length == 0
+
+
+def test_what_was_computed_before_something_was_forgotten_is_not_kept_after_it(compute):
+    store = make()
+    view = store.open("a", "", MODEL)
+    compute(view, TOKENS, ["report"])
+    lease = view.lookup(TOKENS)  # a request that runs ...
+    lease.cache.advance(2)
+    store.revoke("report")
+    assert held_after(lease) == TOKENS[:8]  # ... ends with what it began with
+    assert view.keep(lease, lease.cache, 0, TOKENS) == 0
+    assert view.lookup(TOKENS).length == 0 and store.counters.stale == 1
+
+
+def held_after(lease):
+    return [int(n) % 1000 for n in lease.cache.dense(1)[0][0, 0, : lease.length, 0]]
+
+
+def test_age_ends_an_entry_also_when_the_clock_was_set_back(compute):
+    clock = Clock()
+    store = make(ttl_s=60, clock=clock)
+    view = store.open("a", "", MODEL)
+    compute(view, TOKENS)
+    clock.now += 59
+    assert compute(view, TOKENS) == 8  # a hit does not make it younger
+    clock.now += 1
+    assert view.lookup(TOKENS).length == 0 and store.pool.free == store.pool.total
+    compute(view, TOKENS)
+    clock.now -= 10
+    assert store.sweep() == 1 and store.counters.expired == 2
+
+
+def test_the_least_recently_used_goes_first_and_shared_blocks_count_once(compute):
+    store = make(budget=6)
+    view = store.open("a", "", MODEL)
+    prompts = [[*TOKENS[:8], 30 + i, 1, 2, 3, 4] for i in range(3)]
+    for tokens in prompts:
+        compute(view, tokens)
+    assert store.nbytes() == 5 * store.pool.block_bytes  # two shared blocks and one each
+    assert view.lookup(prompts[0]).length == 12
+    compute(view, [7, 7, 7, 7, 1])
+    compute(view, [8, 8, 8, 8, 1])
+    assert [view.lookup(tokens).length for tokens in prompts] == [12, 8, 12]
+    assert store.nbytes() == 6 * store.pool.block_bytes  # the budget
+
+
+def test_an_entry_larger_than_the_budget_is_not_kept(compute):
+    store = make(budget=1)
+    view = store.open("a", "", MODEL)
+    assert compute(view, TOKENS) == 0 and compute(view, TOKENS) == 0
+    assert store.counters.too_large == 2 and store.pool.free == store.pool.total
+    with pytest.raises(BadRequest):
+        make(budget=0)
+
+
+def test_entries_make_room_for_running_requests_if_that_is_enough(compute):
+    store = make(blocks=4, budget=4)
+    view = store.open("a", "", MODEL)
+    compute(view, TOKENS)
+    cache = PagedCache.over(store.pool)
+    with pytest.raises(BadRequest, match="full"):
+        cache.advance(17)
+    assert view.lookup(TOKENS).length == 8 and cache.lengths == (
+        0,
+    )  # nothing was lost for a request that cannot run
+    cache.advance(12)
+    assert store.entries() == [] and store.counters.evictions == 1
+
+
+def test_freed_blocks_hold_nothing(compute):
+    store = make()
+    view = store.open("a", "", MODEL)
+    compute(view, TOKENS)
+    assert any(tensor.any() for tensor in store.pool.tensors())
+    store.forget(tenant="a")
+    assert not any(tensor.any() for tensor in store.pool.tensors())
+
+
+def test_no_content_in_what_a_log_would_show(compute):
+    store = make()
+    view = store.open("tenant-7", "scope-7", MODEL)
+    compute(view, [424242] * 9, {"document-7": 0})
+    lease = view.lookup([424242] * 9)
+    shown = repr(
+        [
+            store,
+            view,
+            lease,
+            lease.cache,
+            store.entries(),
+            store.pool,
+            store.counters,
+            view._identity,
+        ]
+    )
+    for secret in ("424242", "tenant-7", "scope-7", "document-7", "weights"):
+        assert secret not in shown, secret
+    with pytest.raises(BadRequest) as refused:
+        view.keep(lease, lease.cache, 5, [424242])
+    assert "424242" not in str(refused.value)
+    with pytest.raises(BadRequest, match="not pickled"):
+        pickle.dumps(store)
+
+
+def test_counters_count(compute):
+    store = make()
+    view = store.open("a", "", MODEL)
+    for _ in range(3):
+        compute(view, TOKENS)
+    c = store.counters
+    assert (c.hits, c.misses, c.tokens_asked, c.tokens_found, c.stored) == (2, 1, 30, 16, 1)
+
+
+def test_bad_requests_change_nothing():
+    store = make()
+    view = store.open("a", "", MODEL)
+    foreign = PagedCache(SHAPE, 1)
+    lease = view.lookup(TOKENS)
+    for call in (
+        lambda: view.lookup([]),
+        lambda: view.lookup(["x"]),
+        lambda: view.keep(lease, foreign, 0, TOKENS),
+        lambda: view.keep(lease, lease.cache, 1, TOKENS),
+        lambda: view.keep(lease, lease.cache, 0, TOKENS, "name"),
+        lambda: view.keep(lease, lease.cache, 0, TOKENS, {"name": -1}),
+        lambda: PrefixStore(store.pool, 10**6),
+        lambda: make(ttl_s=0),
+        lambda: Identity("a", None, MODEL),
+        lambda: Fingerprint(""),
+    ):
+        with pytest.raises(BadRequest):
+            call()
+    assert store.entries() == [] and store.pool.free == store.pool.total
+
+
+def test_common_is_the_number_of_equal_first_tokens():
+    for a, b, n in [
+        ((1, 2, 3), (1, 2, 3), 3),
+        ((1, 2), (1, 2, 3), 2),
+        ((1, 2, 3), (1, 5, 3), 1),
+        ((), (1,), 0),
+        ((2,), (1,), 0),
+    ]:
+        assert common(a, b) == common(b, a) == n

@@ -1,0 +1,314 @@
+"""The disk tier: found again after a restart under the same checks, private, whole, and gone when it was forgotten."""
+
+import json
+import os
+import re
+import shutil
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+
+from labkit.cache.paged.cache import PagedCache
+from labkit.cache.paged.pool import PagePool
+from labkit.cache.prefix.disk import DiskTier, Refused, about, tensors_of
+from labkit.cache.prefix.entry import Fingerprint
+from labkit.cache.prefix.store import PrefixStore
+from labkit.errors import BadRequest
+from labkit.plan.kv import KVShape
+
+posix = pytest.mark.skipif(os.name != "posix", reason="permissions and links as POSIX has them")
+SHAPE = KVShape.uniform(2, 2, 8)
+MODEL = Fingerprint("weights", ("adapter",), "formats", "settings")
+TOKENS = [100, 200, 300, 400, 5, 6, 7, 8, 9, 10]
+OTHER = [9, 9, 9, 9, 1]
+
+
+def opened(folder, blocks=64, budget=2, kv_format=None, shape=SHAPE, **options):
+    """A store whose memory holds one entry of TOKENS, so that the next one sends it to disk."""
+    pool = PagePool(shape, blocks, 4, kv_format=kv_format)
+    disk = DiskTier(folder, options.pop("disk_bytes", None))
+    return PrefixStore(pool, budget * pool.block_bytes, disk=disk, **options)
+
+
+@pytest.fixture
+def spilled(compute):
+    def make(folder, **options):
+        store = opened(folder, **options)
+        compute(store.open("a", "read", MODEL), TOKENS, {"report": 5})
+        compute(store.open("a", "read", MODEL), OTHER)
+        assert store.counters.spilled == 1 and len(list(folder.iterdir())) == 1
+        return store
+
+    return make
+
+
+def found(store, tenant="a", scope="read", model=MODEL, tokens=TOKENS):
+    lease = store.open(tenant, scope, model).lookup(tokens)
+    length = lease.length
+    lease.cache.rewind(0)
+    return length
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "prefixes"
+
+
+@pytest.mark.parametrize("kv_format", [None, "int8", "fp8"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_spilled_prefixes_hit_for_their_own_and_miss_for_others(folder, restart, kv_format):
+    store = opened(folder, kv_format=kv_format)
+    view = store.open("a", "read", MODEL)
+    lease = view.lookup(TOKENS)
+    lease.cache.advance(8)
+    for layer in range(2):
+        keys = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(layer))
+        lease.cache.append(layer, keys, -keys)
+    expected = lease.cache.dense(1)[0]
+    view.keep(lease, lease.cache, 0, TOKENS)
+    lease.cache.rewind(0)
+    lease = view.lookup(OTHER)
+    lease.cache.advance(4)
+    view.keep(lease, lease.cache, 0, OTHER)
+    lease.cache.rewind(0)
+    assert store.counters.spilled == 1
+    if restart:
+        del store, view, lease
+        store = opened(folder, kv_format=kv_format)
+    assert (
+        found(store, tenant="b")
+        == found(store, scope="write")
+        == found(store, model=replace(MODEL, weights="X"))
+        == 0
+    )
+    again = store.open("a", "read", MODEL).lookup(TOKENS)
+    assert again.length == 8 and torch.equal(again.cache.dense(1)[0], expected)
+    assert (store.counters.hits, store.counters.loaded) == (1, 1)
+
+
+def test_the_salt_survives_the_second_tier_in_its_own_field(folder, compute):
+    store = opened(folder)
+    compute(store.open("X", "", replace(MODEL, adapters=())), TOKENS)
+    compute(store.open("X", "", replace(MODEL, adapters=())), OTHER)
+    store = opened(folder)
+    assert (
+        found(store, "t", "", replace(MODEL, adapters=("X",)))
+        == found(store, "t", "X", replace(MODEL, adapters=()))
+        == 0
+    )
+    assert found(store, "X", "", replace(MODEL, adapters=())) == 8
+
+
+def test_a_pool_that_stores_tokens_otherwise_does_not_find_them(folder, spilled):
+    spilled(folder)
+    assert found(opened(folder, kv_format="int8")) == 0
+    assert found(opened(folder)) == 8
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    "how", [{"tenant": "a"}, {"scope": "read"}, {"prefix": TOKENS[:3]}, "report"]
+)
+def test_forgetting_reaches_the_disk(folder, how, restart, spilled):
+    store = spilled(folder)
+    if restart:
+        store = opened(folder)
+    store.revoke(how) if how == "report" else store.forget(**how)
+    assert list(folder.iterdir()) == []
+    assert found(store) == 0 and found(opened(folder)) == 0
+
+
+def test_a_document_named_later_is_not_missing_after_a_restart(folder, compute, spilled):
+    store = spilled(folder)
+    compute(store.open("a", "read", MODEL), TOKENS, ["later"])  # loaded, and now built on one more
+    compute(store.open("a", "read", MODEL), OTHER)
+    store = opened(folder)
+    assert (
+        store.revoke("later") == 1 and found(store) == 0 and len(list(folder.iterdir())) == 1
+    )  # the other
+
+
+def test_an_entry_on_disk_is_not_left_without_a_place(folder, compute):
+    store = opened(folder, budget=5)
+    view = store.open("a", "", MODEL)
+    first, second = ([*TOKENS[:8], n, n, n, n, n] for n in (20, 30))
+    for tokens in (first, second, OTHER, [8, 8, 8, 8, 1]):
+        compute(view, tokens)
+    assert store.counters.spilled == 1  # the first
+    compute(
+        view, [*second[:9], 99], ["late"]
+    )  # begins as both do; what it is built on is news for the one on disk
+    assert all(entry.pages or entry.file for entry in store.entries())
+    assert found(store, "a", "", tokens=first) == 8 and store.revoke("late") >= 1
+    assert found(opened(folder), "a", "", tokens=first) == 0
+
+
+def test_age_reaches_the_disk_also_while_nobody_ran(folder, spilled):
+    clock = lambda: time[0]  # noqa: E731
+    time = [1000.0]
+    spilled(folder, ttl_s=60, clock=clock)
+    assert found(opened(folder, ttl_s=60, clock=clock)) == 8
+    time[0] += 60
+    store = opened(folder, ttl_s=60, clock=clock)
+    assert list(folder.iterdir()) == [] and store.counters.expired == 1
+
+
+def test_the_disk_has_a_budget_of_its_own(folder, compute):
+    store = opened(folder, disk_bytes=9000)
+    view = store.open("a", "", MODEL)
+    for first in range(20, 30):
+        compute(view, [first, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert 0 < store.shelf.disk.nbytes() <= 9000
+    assert sum(path.stat().st_size for path in folder.iterdir()) == store.shelf.disk.nbytes()
+    assert view.lookup([20, 2, 3, 4, 5]).length == 0 and view.lookup([28, 2, 3, 4, 5]).length == 4
+
+
+@posix
+def test_folder_and_files_are_private_and_names_say_nothing(folder, spilled):
+    spilled(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (path,) = folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(path.stem) == 64
+    shutil.rmtree(folder)
+    spilled(folder)
+    assert path.name not in {
+        p.name for p in folder.iterdir()
+    }  # the same content has another name each time
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    if how == "bit":
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif how == "cut":
+        path.write_bytes(data[:-10])
+    elif how == "longer":
+        path.write_bytes(data + b"0")
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "gone":
+        path.unlink()
+    elif how == "link":
+        path.rename(path.parent.parent / "elsewhere")
+        path.symlink_to(path.parent.parent / "elsewhere")
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "open to others":
+        path.chmod(0o644)
+    elif how == "another's":  # whole and well formed, but not what was written under this name
+        end = 8 + int.from_bytes(data[:8], "little")
+        path.write_bytes(
+            data[:8] + re.sub(rb'(tenant[\\": ]+)a', rb"\1b", data[8:end]) + data[end:]
+        )
+
+
+HOW = ["bit", "cut", "longer", "empty", "gone", "link", "folder", "open to others", "another's"]
+
+
+@posix
+@pytest.mark.parametrize("how", HOW)
+def test_a_file_that_changed_is_a_miss_and_not_a_wrong_hit(folder, how, spilled):
+    store = spilled(folder)
+    (path,) = folder.iterdir()
+    damage(path, how)
+    with pytest.raises(BadRequest) as refused:
+        store.shelf.disk.read(path.name)
+    assert "report" not in str(refused.value)
+    if how == "folder":
+        return
+    assert found(store) == 0 and store.counters.refused == 1
+    assert not os.path.lexists(path)  # it could not be forgotten later
+    assert found(store, tokens=OTHER) == 4  # nothing else was lost
+    assert (
+        how != "link" or (folder.parent / "elsewhere").exists()
+    )  # what a link points at is left alone
+
+
+@posix
+@pytest.mark.parametrize("how", ["cut", "longer", "empty", "link", "folder", "open to others"])
+def test_a_store_refuses_to_open_over_what_it_did_not_write(folder, how, spilled):
+    spilled(folder)
+    (path,) = folder.iterdir()
+    damage(path, how)
+    pool = PagePool(SHAPE, 8, 4)
+    with pytest.raises(Refused):
+        PrefixStore(pool, 10**6, disk=DiskTier(folder))
+    assert (
+        os.path.lexists(path) and pool.reclaim is None and not pool.wipe
+    )  # the same pool serves the next attempt
+    path.rmdir() if how == "folder" else path.unlink()
+    assert PrefixStore(pool, 10**6, disk=DiskTier(folder)).entries() == []
+
+
+@posix
+def test_foreign_files_linked_and_open_folders_are_refused(folder, tmp_path):
+    folder.mkdir(mode=0o700)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(Refused, match="notes.txt"):
+        opened(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+    (folder / "notes.txt").rename(folder / ("0" * 64 + ".safetensors"))
+    with pytest.raises(Refused):
+        opened(folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(Refused, match="symbolic link"):
+        DiskTier(tmp_path / "link")
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(Refused, match="chmod 700"):
+        DiskTier(tmp_path / "open")
+
+
+@pytest.mark.parametrize(
+    "shape", [KVShape.uniform(1, 2, 8), KVShape.uniform(2, 1, 8), KVShape.uniform(2, 2, 4)]
+)
+def test_tensors_of_other_shapes_are_refused(folder, shape, spilled):
+    store, other = spilled(folder), opened(folder.with_name("other"), shape=shape)
+    entry = next(entry for entry in store.entries() if entry.file)
+    foreign = PagedCache.over(other.pool)
+    foreign.advance(8)
+    twin = replace(entry, pages=foreign)
+    store.shelf.disk.delete(entry.file)
+    entry.file = store.shelf.disk.write(
+        about(entry), tensors_of(twin)
+    )  # whole, and says what it should
+    assert found(store) == 0 and store.counters.refused == 1 and store.pool.owned == 1
+
+
+def test_names_cannot_leave_the_folder(folder, tmp_path):
+    disk = DiskTier(folder)
+    for name in ("../secret", "/etc/passwd", "x", "." * 64):
+        with pytest.raises(Refused):
+            disk.read(name)
+
+
+def test_a_process_that_was_ended_while_it_wrote_leaves_nothing(folder, monkeypatch, compute):
+    store = opened(folder)
+    compute(store.open("a", "read", MODEL), TOKENS)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    compute(store.open("a", "read", MODEL), OTHER)
+    assert (
+        store.counters.lost == 1
+        and list(folder.iterdir()) == []
+        and found(store, tokens=OTHER) == 4
+    )
+    (folder / (".writing-" + "0" * 32)).write_bytes(b"half")
+    opened(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_deleted_is_said_and_is_out_of_reach(folder, monkeypatch, spilled):
+    store = spilled(folder)
+    monkeypatch.setattr(DiskTier, "delete", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    with pytest.raises(BadRequest, match="could not be deleted"):
+        store.forget(tenant="a")
+    assert found(store) == 0 and store.entries() == []
+
+
+def test_headers_say_whose_it_is_or_the_file_is_refused(folder):
+    disk = DiskTier(folder)
+    disk.write({"identity": json.dumps({"tenant": "a"})}, {})
+    with pytest.raises(Refused, match="does not name"):
+        opened(folder)

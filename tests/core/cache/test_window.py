@@ -1,0 +1,166 @@
+"""The windowed cache: what it holds, what it gives, how far it goes back, and sinks that are turned again."""
+
+import pytest
+import torch
+
+from labkit.cache import WindowedCache, windowed_cache
+from labkit.errors import BadRequest
+from labkit.generate import generate
+from labkit.model.tiny import tiny_model
+from labkit.plan.kv import KVShape, LayerKV, kv_bytes
+
+
+def positions(cache, layer=0, row=0):
+    found = cache.held_keys(layer)[1][row].tolist()
+    return sorted(p for p in found if p < 2**62)
+
+
+def numbered(cache, count):
+    """Push tokens one by one; key and value of token s are s everywhere."""
+    for s in range(cache.length, cache.length + count):
+        cache.advance(1)
+        for layer, spec in enumerate(cache.shape.layers):
+            token = torch.full((1, spec.num_kv_heads, 1, spec.head_dim), float(s))
+            cache.append(layer, token, token)
+
+
+def test_eight_of_eight_and_then_the_first_goes():
+    cache = WindowedCache(KVShape.uniform(1, 2, 4, window=8))
+    numbered(cache, 8)
+    assert positions(cache) == list(range(8))
+    numbered(cache, 1)
+    assert positions(cache) == list(range(1, 9)) == sorted(cache.keys[0][0, 0, :, 0].tolist())
+    assert cache.keys[0].shape[2] == 8  # a window of 8 is not 9
+
+
+def test_sinks_stay_beside_the_window():
+    cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=2)
+    numbered(cache, 20)
+    assert positions(cache) == [0, 1, *range(14, 20)]
+    assert sorted(cache.keys[0][0, 0, :, 0].tolist()) == positions(cache)
+
+
+def test_a_hybrid_counts_what_it_saw_and_its_global_layer_holds_all():
+    cache = WindowedCache(KVShape((LayerKV(2, 4, window=4), LayerKV(2, 4))))
+    numbered(cache, 10)
+    assert (
+        cache.length == 10
+        and positions(cache, 0) == [6, 7, 8, 9]
+        and positions(cache, 1) == list(range(10))
+    )
+    assert cache.nbytes_used() == kv_bytes(cache.shape, 10, 1, "fp32")
+
+
+@pytest.mark.parametrize("capacity", [3, 8, 40, None])
+def test_bytes_are_those_of_the_formula(capacity):
+    shape = KVShape(
+        (
+            LayerKV(2, 4, window=4),
+            LayerKV(1, 8, window=6, sinks=2),
+            LayerKV(2, 4),
+            LayerKV(2, 4, shared_with=0),
+        )
+    )
+    cache = WindowedCache(shape, 2, capacity, torch.bfloat16)
+    if capacity:
+        assert cache.nbytes() == kv_bytes(shape, capacity, 2, "bf16")
+    for tokens in (1, 2, 3):
+        cache.advance(1)
+        assert cache.nbytes_used() == kv_bytes(shape, tokens, 2, "bf16")
+    imposed = WindowedCache(KVShape.uniform(2, 2, 4), 1, 1000, torch.bfloat16, window=16, sinks=4)
+    assert imposed.nbytes() == kv_bytes(imposed.shape, 1000, 1, "bf16") == 20 * 2 * 2 * 2 * 4 * 2
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7])
+@pytest.mark.parametrize("window", [40, 64])
+def test_a_window_that_is_never_full_changes_no_token(chunk, window):
+    model = tiny_model()
+    prompts = [list(range(3, 30)), [5, 6, 7]]
+    expected = generate(model, prompts, max_new_tokens=13, end_ids=())
+    got = generate(
+        model,
+        prompts,
+        max_new_tokens=13,
+        end_ids=(),
+        cache=windowed_cache(window),
+        prefill_chunk=chunk,
+    )
+    assert [c.tokens for c in got] == [c.tokens for c in expected]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3, 8])
+def test_a_prompt_longer_than_the_window_gives_the_models_own_band(chunk):
+    """An imposed window is the model with windows: the oracle is one pass with a band mask."""
+    model, banded = tiny_model(), tiny_model("mistral", windows=(4, 4))
+    for prompts in ([list(range(3, 30))], [list(range(3, 30)), [5, 6], list(range(40, 53))]):
+        expected = generate(banded, prompts, max_new_tokens=9, end_ids=(), cache="none")
+        got = generate(
+            model,
+            prompts,
+            max_new_tokens=9,
+            end_ids=(),
+            cache=windowed_cache(4),
+            prefill_chunk=chunk,
+        )
+        assert [c.tokens for c in got] == [c.tokens for c in expected]
+
+
+def test_early_tokens_reach_late_ones_across_chunks():
+    """Window 4, chunks of 4: token 3 is seen by 4, 5 and 6. A cache that is block-local shows it to none of them."""
+    cache = WindowedCache(KVShape.uniform(1, 1, 4, window=4))
+    for start in (0, 4):
+        cache.advance(4)
+        values = torch.arange(start, start + 4).float()[None, None, :, None].expand(1, 1, 4, 4)
+        cache.append(0, torch.zeros(1, 1, 4, 4), (values == 3).float())
+    assert cache.attend(0, torch.zeros(1, 1, 4, 4))[0, 0, :, 0].tolist() == [0.25, 0.25, 0.25, 0]
+
+
+@pytest.mark.parametrize(
+    ("slack", "back", "works"), [(0, 1, True), (0, 2, False), (3, 4, True), (3, 5, False)]
+)
+def test_it_goes_back_as_far_as_it_holds_and_refuses_the_rest(slack, back, works):
+    cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=1, slack=slack)
+    numbered(cache, 20)
+    if works:
+        cache.rewind(20 - back)
+        with pytest.raises(BadRequest, match="cannot go back"):
+            cache.rewind(20 - back - 1)  # what was overwritten is still gone
+        numbered(cache, 1)
+        seen = cache.attend(0, torch.zeros(1, 2, 1, 4))[0, 0, 0, 0]
+        assert seen == pytest.approx(sum([0, *range(20 - back - 5, 20 - back + 1)]) / 7)
+    else:
+        with pytest.raises(
+            BadRequest, match=r"window of 6 then needs token .* go back to at least"
+        ):
+            cache.rewind(20 - back)
+        assert cache.length == 20
+    cache.rewind(1)  # the sink alone
+    cache.rewind(0)
+    numbered(cache, 9)
+    assert set(positions(cache)) >= {0, *range(3, 9)}
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_an_empty_cache_can_be_asked_to_keep_more_for_a_rewind(new):
+    cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=1)
+    cache.allow_rewind(4)
+    numbered(cache, 20)
+    cache.advance(new)
+    cache.rewind(20 + new - 5)
+    assert cache.most_at_once() == (6,)
+    cache.allow_rewind(50)  # too late: the rest is gone
+    assert cache.slack == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sinks": 2},
+        {"window": 4, "sinks": -1},
+        {"window": 4, "slack": -1},
+        {"window": 0},
+    ],
+)
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(BadRequest):
+        WindowedCache(KVShape.uniform(1, 2, 8), **options)

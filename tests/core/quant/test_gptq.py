@@ -1,0 +1,171 @@
+"""GPTQ against brute force, against rounding, and on the Hessians that break factorisations."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+from labkit.errors import BadRequest
+from labkit.formats import get_format, integer, quantize
+from labkit.quant.calibrate import InputStatistics
+from labkit.quant.gptq import GPTQOptions, gptq
+from labkit.quant.rtn import error, rtn
+
+FORMATS = [
+    "int4_g64_zp",
+    "int4_g32_min",
+    "int4_channel",
+    "int3_g64_zp",
+    "int4_g32_sym",
+    "int2_g32_zp",
+    "int4_tensor",
+    "int8_channel",
+]
+
+
+def problem(rows=24, columns=128, tokens=400, seed=0):
+    """Weights, and inputs that are correlated and have one dominant token and a few large columns."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(columns, columns, generator=generator)
+    x = torch.randn(tokens, columns, generator=generator) @ mix * 0.1
+    x[:, 5] *= 8
+    statistics = InputStatistics.empty(columns)
+    statistics.add(x)
+    return torch.randn(rows, columns, generator=generator), statistics.hessian
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("act_order", [True, False])
+def test_it_beats_rounding_on_what_the_layer_reads(name, act_order):
+    weight, H = problem()
+    held = gptq(weight, get_format(name), H, GPTQOptions(act_order=act_order))
+    assert error(weight, held, H) < 0.9 * error(weight, quantize(weight, name), H)
+    assert held.nbytes == get_format(name).nbytes((24, 128))
+
+
+def test_static_groups_keep_the_grid_and_the_order_of_columns():
+    weight, H = problem()
+    held = gptq(weight, get_format("int4_g64_zp"), H)
+    rounded = quantize(weight, "int4_g64_zp")
+    assert torch.equal(held.scale, rounded.scale) and torch.equal(held.offset, rounded.offset)
+    assert float((held.dequantize() - weight).abs().max()) < 40 * float(
+        held.scale.float().max()
+    )  # no column in another's place
+
+
+def test_groups_fitted_on_the_way():
+    weight, H = problem()
+    held = gptq(
+        weight, get_format("int4_g64_zp"), H, GPTQOptions(act_order=False, static_groups=False)
+    )
+    assert error(weight, held, H) < 0.9 * error(weight, quantize(weight, "int4_g64_zp"), H)
+    assert torch.equal(held.scale[:, 0], quantize(weight, "int4_g64_zp").scale[:, 0])
+    with pytest.raises(BadRequest, match="static_groups=True"):
+        gptq(weight, get_format("int4_g64_zp"), H, GPTQOptions(act_order=True, static_groups=False))
+
+
+def test_a_diagonal_hessian_is_rounding_to_nearest():
+    weight, _ = problem()
+    held = gptq(weight, get_format("int4_g64_zp"), torch.diag(torch.rand(128) + 0.5))
+    assert torch.equal(held.codes, quantize(weight, "int4_g64_zp").codes)
+
+
+def test_two_columns_against_all_code_pairs():
+    """With two inputs and the second rounded last, GPTQ is the best second code for the first column's rounding."""
+    H = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
+    weight = torch.tensor([[0.26, 1.0], [0.74, -1.0], [0.49, 0.9]])
+    held = gptq(weight, get_format("int4_channel"), H, GPTQOptions(damping=0.0))
+    grid = integer.fit(weight, get_format("int4_channel"))
+    for row in range(3):
+        scale = float(grid.scale[row])
+        first = round(float(weight[row, 0]) / scale)
+
+        def cost(codes, row=row, scale=scale):
+            d = torch.tensor([codes[0] * scale, codes[1] * scale]) - weight[row]
+            return float(d @ H @ d)
+
+        best = min(itertools.product([first], range(-8, 8)), key=cost)
+        assert tuple(held.codes[row].tolist()) == best
+
+
+def test_no_calibration_reached_it_is_rounding_said_aloud():
+    weight, _ = problem()
+    with pytest.warns(
+        UserWarning, match="experts.3 is rounded to nearest, because no calibration token"
+    ):
+        held = gptq(weight, get_format("int4_g64_zp"), torch.zeros(128, 128), name="experts.3")
+    assert torch.equal(held.codes, quantize(weight, "int4_g64_zp").codes)
+
+
+def test_dead_columns_stay_finite_and_rounded():
+    weight, H = problem()
+    H[7, :], H[:, 7] = 0.0, 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held = gptq(weight, get_format("int8_channel"), H)
+    back = held.dequantize()
+    assert bool(torch.isfinite(back).all())
+    assert float((back[:, 7] - weight[:, 7]).abs().max()) <= float(held.scale.float().max()) * 0.51
+
+
+def test_fewer_tokens_than_columns_succeed():
+    x = torch.randn(8, 512, generator=torch.Generator().manual_seed(1))
+    statistics = InputStatistics.empty(512)
+    statistics.add(x)
+    weight = torch.randn(16, 512, generator=torch.Generator().manual_seed(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held = gptq(weight, get_format("int4_g64_zp"), statistics.hessian)
+    assert error(weight, held, statistics.hessian) < 0.5 * error(
+        weight, quantize(weight, "int4_g64_zp"), statistics.hessian
+    )
+
+
+def test_float32_needs_little_damping_where_bfloat16_needs_much():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2048, 256, generator=generator) @ torch.randn(256, 256, generator=generator)
+    H = x.T @ x / len(x)
+
+    def factor(h, share):
+        return torch.linalg.cholesky_ex(h + share * h.diagonal().mean() * torch.eye(256))[1].item()
+
+    assert factor(H, 0.0001) == 0
+    assert (
+        factor(H.bfloat16().float(), 0.0001) != 0
+    )  # rounding destroyed what damping cannot cheaply repair
+
+
+def test_sums_do_not_overflow():
+    statistics = InputStatistics.empty(4)
+    for _ in range(3):
+        statistics.add(torch.full((1000, 4), 300.0, dtype=torch.float16))
+    assert bool(torch.isfinite(statistics.hessian).all())
+    torch.testing.assert_close(statistics.hessian[0, 0], torch.tensor(90000.0))
+
+
+def test_bad_requests():
+    weight, H = problem()
+    with pytest.raises(BadRequest, match="use method 'rtn'"):
+        gptq(weight, get_format("fp8_e4m3"), H)
+    with pytest.raises(BadRequest, match="128 inputs but its Hessian"):
+        gptq(weight, get_format("int4_channel"), H[:5, :5])
+    weight[0, 0] = float("nan")
+    with pytest.raises(BadRequest, match="NaN"):
+        gptq(weight, get_format("int4_channel"), H)
+
+
+def test_an_indefinite_hessian_falls_back_aloud():
+    weight, H = problem()
+    with pytest.warns(UserWarning, match="cannot be factorized"):
+        gptq(weight, get_format("int4_channel"), H - 50 * H.diagonal().max() * torch.eye(128))
+
+
+@pytest.mark.parametrize("bits, group", [(2, 32), (3, 64), (4, 32), (4, 128), (8, 64)])
+def test_rtn_in_its_plain_form_is_what_the_format_does(bits, group):
+    weight, _ = problem()
+    weight[:2] = 0.0
+    weight[2:4] = weight[2:4].abs()
+    assert torch.equal(
+        rtn(weight, bits, group), quantize(weight, f"int{bits}_g{group}_zp").dequantize()
+    )

