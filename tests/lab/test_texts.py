@@ -1,4 +1,4 @@
-"""What is evaluated is never calibrated or trained on; and the data is what it is said to be."""
+"""Evaluation text is not in the calibration or training text, and the task sets are complete."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import yaml
 
 from labkit.errors import BadRequest
 from labkit.lab import texts
-from labkit.lab.texts import library, multiple_choice
+from labkit.lab.texts import library, tasks
 
-pulled = pytest.mark.real_model  # the task sets come with the same pull as the model
+pulled = pytest.mark.real_model  # the task sets are downloaded with the model
+
+PARTS = ("evaluation", "calibration", "training")
 
 
 def audit(items=None):
-    """Return what is odd, as {finding: [item ids]}; the tables that use the items state it."""
-    items = multiple_choice.mmlu(readable=False) if items is None else items
+    """Return {problem: [item ids]} for the published English items."""
+    items = tasks._english() if items is None else items
     subjects = Counter(item.subject for item in items)
     questions = Counter((item.language, item.subject, item.question) for item in items)
-    # "\frac" in a string that was once unescaped: the backslash and its letter became white space.
+    # "\frac" in a string that was unescaped: "\f" became white space.
     broken_tex = re.compile(r"\n(?:actorial|rac\b|rac\{|ightarrow)|\t(?:imes|heta)|\x0c|\x08")
     leaked = re.compile(r"\b[Hh]ence it is (?:not )?true\b")
-    findings = {
+    tests = {
         "no readable letter": lambda item: item.answer is None,
         "not four choices": lambda item: len(item.choices) != 4,
         "equal choices": lambda item: len(set(item.choices)) < len(item.choices),
@@ -31,9 +33,9 @@ def audit(items=None):
         "rationale inside the question": lambda item: leaked.search(item.question),
         "broken LaTeX": lambda item: broken_tex.search(item.question + item.rationale),
     }
-    odd = {name: [item.id for item in items if test(item)] for name, test in findings.items()}
+    problems = {name: [item.id for item in items if test(item)] for name, test in tests.items()}
     small = sorted(name for name, count in subjects.items() if count < 5)
-    return odd | {"subject with fewer than five": small}
+    return problems | {"subject with fewer than five": small}
 
 
 def runs(text: str, length: int) -> set[tuple[str, ...]]:
@@ -51,10 +53,10 @@ def evaluated():
 
 def test_no_file_is_in_two_parts():
     for kind in ("code", "prose"):
-        parts = [set(library.names(kind, part)) for part in library.PARTS]
+        parts = [set(library.names(kind, part)) for part in PARTS]
         assert all(parts) and sum(map(len, parts)) == len(set().union(*parts))
-    # Nor is a file's code in one part and its docstrings in another.
-    for part in library.PARTS:
+    # The code of a file and its docstrings are in the same part.
+    for part in PARTS:
         assert set(library.names("code", part)) <= set(library.names("prose", part))
 
 
@@ -63,21 +65,20 @@ def test_no_file_is_in_two_parts():
 @pytest.mark.parametrize("part", ["calibration", "training"])
 def test_no_run_of_lines_is_shared_with_evaluation(kind, part, evaluated):
     forbidden = set().union(*(runs(text, library.RUN) for text in evaluated.values()))
-    assert len(forbidden) > 5_000  # the check has something to find
-    name = {"calibration": texts.calibration_text, "training": texts.training_text}[part]
-    text = name(kind, seed=3, characters=10**9)
+    assert len(forbidden) > 5_000
+    text = "\n".join(document.text for document in library.documents(kind, part, seed=3))
     assert len(text) > 200_000
     assert not runs(text, library.RUN) & forbidden
 
 
-def test_the_cut_is_needed_and_finds_what_it_should():
-    """Without it the parts do share runs: else the test above would pass for nothing."""
+def test_shared_runs_exist_and_are_removed():
+    """Show that the parts share runs before the removal, so the test above can fail."""
     topics = [name for name in library.names("prose", "training") if name.startswith("topics/")]
     raw = set().union(*(runs(library._raw("prose", name), library.RUN) for name in topics))
-    held = set().union(
+    evaluated = set().union(
         *(runs(doc.text, library.RUN) for doc in texts.evaluation_documents("prose"))
     )
-    assert raw & held
+    assert raw & evaluated
     shared = "\n".join(f"line {i}" for i in range(library.RUN))
     forbidden = set(library._runs(shared))
     assert library.without_runs(f"before\n{shared}\nafter", forbidden) == "before\nafter"
@@ -86,37 +87,29 @@ def test_the_cut_is_needed_and_finds_what_it_should():
     )
 
 
-def test_the_part_hangs_on_the_name_alone():
-    assert (
-        library.part_of("library/pickle.py") == "evaluation"
-    )  # pinned: a change would mix what was apart
+def test_only_the_name_decides_the_part():
+    assert library.part_of("library/pickle.py") == "evaluation"  # a change would mix the parts
     assert library.part_of("library/json/decoder.py") == "training"
     shares = Counter(library.part_of(f"library/module_{i}.py") for i in range(5000))
     assert 400 < shares["evaluation"] < 600 and 400 < shares["calibration"] < 600
 
 
-def test_the_seed_orders_and_nothing_else():
+def test_the_seed_changes_only_the_order():
     first = texts.calibration_text("code", seed=0, characters=50_000)
     assert first == texts.calibration_text("code", seed=0, characters=50_000)
     assert first != texts.calibration_text("code", seed=1, characters=50_000)
     whole = [
-        sorted(doc.name for doc in texts.calibration_documents("code", seed)) for seed in (0, 1)
+        sorted(doc.name for doc in texts.documents("code", "calibration", seed)) for seed in (0, 1)
     ]
     assert whole[0] == whole[1]
 
 
-def test_lengths_are_kept_and_lines_whole():
+def test_a_text_has_the_asked_length_and_whole_lines():
     text = texts.calibration_text("prose", characters=20_000)
     assert 15_000 < len(text) <= 20_000 and text.endswith("\n")
 
 
-def test_the_python_version_is_the_revision():
-    import platform
-
-    assert platform.python_version() in texts.revision()
-
-
-def test_unknown_kinds_are_refused():
+def test_unknown_kinds_are_errors():
     with pytest.raises(BadRequest, match="'poems'.*'code' or 'prose'"):
         texts.calibration_text("poems")
     with pytest.raises(BadRequest, match="'poems'.*reasoning"):
@@ -138,30 +131,30 @@ def test_humaneval_has_all_its_problems():
 
 
 @pulled
-def test_mmlu_is_what_its_audit_says():
-    items = texts.mmlu(readable=False)
+def test_mmlu_has_the_known_problems_and_no_others():
+    items = tasks._english()
     assert len(items) == 282 and len(texts.mmlu()) == 281
     assert len({item.subject for item in items}) == 57 and len({item.id for item in items}) == 282
-    found = audit()
+    problems = audit()
     assert (
-        found["no readable letter"] == found["not four choices"] == ["en/college_chemistry/3"]
+        problems["no readable letter"] == problems["not four choices"] == ["en/college_chemistry/3"]
     )  # five choices, (E)
-    assert found["subject with fewer than five"] == [
+    assert problems["subject with fewer than five"] == [
         "college_chemistry",
         "formal_logic",
         "human_aging",
     ]
-    assert found["rationale inside the question"] == ["en/abstract_algebra/1"]
-    assert found["asked twice"] == ["en/college_physics/0", "en/college_physics/3"]
-    assert found["equal choices"] == ["en/high_school_biology/0"]
-    assert len(found["broken LaTeX"]) == 7
+    assert problems["rationale inside the question"] == ["en/abstract_algebra/1"]
+    assert problems["asked twice"] == ["en/college_physics/0", "en/college_physics/3"]
+    assert problems["equal choices"] == ["en/high_school_biology/0"]
+    assert len(problems["broken LaTeX"]) == 7
     for item in texts.mmlu():
         assert item.question and item.rationale and item.answer in "ABCD" and all(item.choices)
         assert f"The answer is ({item.answer})" in item.rationale
 
 
 @pulled
-def test_the_translations_are_whole():
+def test_the_translations_are_complete():
     for language in texts.LANGUAGES[1:]:
         items = texts.mmlu(language)
         assert len(items) == 285 and len({item.subject for item in items}) == 57
@@ -177,33 +170,31 @@ def test_the_translations_are_whole():
 
 
 @pulled
-def test_an_item_is_never_its_own_example():
+def test_an_item_is_not_its_own_example():
     items = texts.mmlu()
     for item in items:
-        shots = texts.few_shot(item, items)
+        shots = tasks.few_shot(item, items)
         assert len(shots) in (2, 3, 4) and all(shot.subject == item.subject for shot in shots)
-        assert item.question not in {shot.question for shot in shots}  # nor a second copy of it
-    assert texts.few_shot(items[0], items, 2, seed=1) == texts.few_shot(items[0], items, 2, seed=1)
-    assert texts.few_shot(items[0], items, 0) == []
-    with pytest.raises(BadRequest, match="0 to 4"):
-        texts.few_shot(items[0], items, 5)
+        assert item.question not in {shot.question for shot in shots}  # nor a copy of it
+    assert tasks.few_shot(items[0], items, 2, seed=1) == tasks.few_shot(items[0], items, 2, seed=1)
+    assert tasks.few_shot(items[0], items, 0) == []
 
 
-def test_an_item_is_read_from_its_prompt():
-    item = multiple_choice.parse(
+def test_an_item_is_parsed_from_its_prompt():
+    item = tasks.parse(
         "physics",
         2,
         "What is f(a)?\n(A) 1 (B) two (2) (C) 3\n(D) 4\nA: Let's think. The answer is (B).",
     )
     assert item.choices == ("1", "two (2)", "3", "4") and item.answer_text == "two (2)"
     assert item.question == "What is f(a)?" and item.id == "en/physics/2"
-    unreadable = multiple_choice.parse(
+    unreadable = tasks.parse(
         "physics", 3, "Q\n(A) 1 (B) 2 (C) 3 (D) 4 (E) 5\nA: The answer is (E)."
     )
     assert unreadable.answer is None and len(unreadable.choices) == 5
 
 
-def test_functions_named_in_yaml_are_not_run():
-    assert multiple_choice._read_yaml("a: 1\nb: !function os.getcwd\n") == {"a": 1, "b": None}
+def test_yaml_cannot_run_functions():
+    assert tasks._read_yaml("a: 1\nb: !function os.getcwd\n") == {"a": 1, "b": None}
     with pytest.raises(yaml.YAMLError):
-        multiple_choice._read_yaml("c: !!python/object/apply:os.getcwd []\n")
+        tasks._read_yaml("c: !!python/object/apply:os.getcwd []\n")

@@ -1,4 +1,4 @@
-"""Prompts for training a draft: many, varied, and none of what is evaluated."""
+"""Prompts for training a draft are many and varied, and no evaluation contains them."""
 
 import re
 
@@ -17,28 +17,30 @@ def runs(text: str, length: int) -> set[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def asked():
+def prompts_by_kind():
     return {
         kind: training_prompts(kind, count, seed=1)
         for kind, count in (("chat", 2800), ("code", 760), ("edit", 520))
     }
 
 
-def test_chat_prompts_are_all_different_and_come_from_many_wordings(asked):
-    texts = [prompt.text for prompt in asked["chat"]]
+def test_chat_prompts_are_all_different_and_come_from_many_wordings(prompts_by_kind):
+    texts = [prompt.text for prompt in prompts_by_kind["chat"]]
     assert len(set(texts)) == 2800
     assert len({tuple(text.split()[:3]) for text in texts}) > 150
     assert max(map(len, texts)) < 1000
 
 
-@pytest.mark.real_model  # the task sets come with the same pull as the model
-def test_no_wording_of_an_evaluated_prompt_is_trained_on(asked):
-    """Five words in a row are the same nowhere; nor ten in code, where signatures look alike."""
-    chat = set().union(*(runs(prompt.text, 5) for prompt in asked["chat"]))
+@pytest.mark.real_model  # the task sets are downloaded with the model
+def test_no_evaluated_wording_is_in_the_training_prompts(prompts_by_kind):
+    """Compare runs of five words, or of ten words in code, where signatures look alike."""
+    chat = set().union(*(runs(prompt.text, 5) for prompt in prompts_by_kind["chat"]))
     for kind in sorted(set(KINDS) - {"humaneval"}):
         for prompt in prompts(kind):
             assert not runs(prompt.text.split("\n\n")[0], 5) & chat, prompt.text
-    everything = set().union(*(runs(prompt.text, 10) for held in asked.values() for prompt in held))
+    everything = set().union(
+        *(runs(one.text, 10) for some in prompts_by_kind.values() for one in some)
+    )
     for problem in humaneval():
         assert not runs(problem.prompt + problem.canonical_solution, 10) & everything, (
             problem.task_id
@@ -47,8 +49,8 @@ def test_no_wording_of_an_evaluated_prompt_is_trained_on(asked):
         assert not runs(f"{item.question} {item.rationale}", 10) & everything, item.id
 
 
-def test_the_examples_of_invented_tasks_are_true():
-    """Each docstring's example is what a function of that description returns: checked by hand for a few."""
+def test_the_examples_of_invented_tasks_are_correct():
+    """Compute the example of one task again, and compile all tasks."""
     joined = "\n".join(invented_tasks(400, seed=3))
     assert len(set(invented_tasks(400, seed=3))) > 390
     assert "count_even" in joined and ">>> " in joined and "Example: " in joined
@@ -59,7 +61,7 @@ def test_the_examples_of_invented_tasks_are_true():
             assert sum(x for x in eval(shown[1]) if x % 2 == 0) == int(shown[2])
 
 
-def test_the_seed_decides_and_a_kind_must_be_known():
+def test_the_seed_sets_the_prompts_and_an_unknown_kind_is_an_error():
     assert (
         training_prompts("chat", 5, seed=2)
         == training_prompts("chat", 5, seed=2)

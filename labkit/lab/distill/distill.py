@@ -71,12 +71,12 @@ def training_jobs(tokenizer, seed: int = 1) -> list[Job]:
 
     Three answers in five are greedy, the others are sampled at temperature 0.8.
     """
-    from labkit.lab.texts import training_documents
+    from labkit.lab.texts import documents
 
     first, more = _prompted(POOL, seed, tokenizer), _prompted(MORE, seed + 1, tokenizer)
     for kind in ("code", "prose"):
         tokens = 0
-        for document in training_documents(kind, seed):
+        for document in documents(kind, "training", seed):
             ids = tokenizer.encode(document.text)[: 4 * PIECE]
             pieces = [tuple(ids[at : at + PIECE]) for at in range(0, len(ids), PIECE)]
             pieces = [piece for piece in pieces if len(piece) > 64]

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from labkit.errors import BadRequest
 from labkit.lab.evals.likelihood import NotScorable, Reader, Split, split
 from labkit.lab.evals.task import ItemScore, Metric
-from labkit.lab.texts.multiple_choice import LANGUAGES, LETTERS, MAX_SHOTS, MMLUItem, few_shot, mmlu
+from labkit.lab.texts.tasks import LANGUAGES, LETTERS, MAX_SHOTS, MMLUItem, few_shot, mmlu
 
 SCORINGS = ("text", "letter", "generated")
 NEW_TOKENS = 8  # of a generated answer: a letter, and what a model may write before it

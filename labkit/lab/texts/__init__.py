@@ -1,95 +1,84 @@
-"""Task items, and text for calibration, training and evaluation, split once.
+"""Load task items and text for calibration, training and evaluation.
 
     humaneval(), mmlu(language)                              items of the tasks
     calibration_text(kind, seed), training_text(kind, seed)  Python's standard library
-    evaluation_documents(slice), evaluation_text(slice)      HumanEval, MMLU, library
+    evaluation_documents(slice), evaluation_text(slice)      HumanEval, MMLU, the library
 
-Text for calibration or training is never evaluated: see `labkit.lab.texts.library`.
-`revision()` names the Python version of the library.
+Text for calibration and training is never evaluated; `labkit.lab.texts.library`
+describes the split. Results depend on the Python version, because the library does.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from random import Random
 
 from labkit.errors import BadRequest
-from labkit.lab.texts.library import Document, document, names, revision
-from labkit.lab.texts.multiple_choice import LANGUAGES, MMLUItem, few_shot, mmlu
-from labkit.lab.texts.problems import Problem, humaneval
+from labkit.lab.texts.library import Document, documents
+from labkit.lab.texts.tasks import LANGUAGES, Problem, humaneval, mmlu
 
 EVALUATION_SLICES = ("code", "reasoning", "library", "prose")
 
 __all__ = [
-    "EVALUATION_SLICES", "LANGUAGES", "Document", "MMLUItem", "Problem",
-    "calibration_documents", "calibration_text", "evaluation_documents", "evaluation_text",
-    "few_shot", "humaneval", "mmlu", "revision", "training_documents", "training_text",
+    "EVALUATION_SLICES", "LANGUAGES", "Document", "Problem", "calibration_text", "documents",
+    "evaluation_documents", "evaluation_text", "humaneval", "mmlu", "training_text",
 ]  # fmt: skip
 
 
-def calibration_documents(kind: str = "code", seed: int = 0) -> Iterable[Document]:
-    """Yield calibration documents ("code" or "prose") in an order set by the seed."""
-    return _shuffled(kind, "calibration", seed)
-
-
-def training_documents(kind: str = "code", seed: int = 0) -> Iterable[Document]:
-    """Yield documents of the training part, for distillation."""
-    return _shuffled(kind, "training", seed)
-
-
 def calibration_text(kind: str = "code", seed: int = 0, characters: int = 200_000) -> str:
-    """Return about `characters` of calibration text, cut at a line."""
-    return _joined(calibration_documents(kind, seed), characters)
+    """Return up to about `characters` of calibration text, in whole lines.
+
+    `kind` is "code" or "prose". The seed sets the order of the documents.
+    """
+    return _joined(documents(kind, "calibration", seed), characters)
 
 
 def training_text(kind: str = "code", seed: int = 0, characters: int = 2_000_000) -> str:
-    """Return about `characters` of training text, cut at a line."""
-    return _joined(training_documents(kind, seed), characters)
+    """Return up to about `characters` of training text, in whole lines.
+
+    `kind` is "code" or "prose". The seed sets the order of the documents.
+    """
+    return _joined(documents(kind, "training", seed), characters)
 
 
 def evaluation_documents(kind: str = "code") -> list[Document]:
-    """Return a slice for evaluation, always in the same order.
+    """Return the documents of an evaluation slice, always in the same order.
 
-    "code" is HumanEval's prompts with solutions. "reasoning" is MMLU's questions with
-    rationales. "library" is the code of the library's evaluation part, and "prose" is
-    its topics and docstrings. A language ("de" ...) is MMLU's questions and answers in
-    that language.
+    ==============  ======================================================
+    "code"          HumanEval: prompts with solutions
+    "reasoning"     MMLU: questions with rationales
+    "library"       the standard library's evaluation part: code
+    "prose"         the standard library's evaluation part: documentation
+    "de", "fr", …   MMLU in that language: questions with choices
+    ==============  ======================================================
+
+    Raises BadRequest if there is no such slice.
     """
     if kind == "code":
         return [Document(one.task_id, one.prompt + one.canonical_solution) for one in humaneval()]
     if kind == "reasoning":
         return [Document(item.id, f"{item.question}\n{item.rationale}\n") for item in mmlu()]
     if kind in ("library", "prose"):
-        source = "code" if kind == "library" else "prose"
-        texts = (document(source, name) for name in names(source, "evaluation"))
-        return [one for one in texts if one.text.strip()]
-    if kind in LANGUAGES and kind != "en":
-        texts = ((item.id, "\n".join([item.question, *item.choices])) for item in mmlu(kind))
-        return [Document(name, f"{text}\n") for name, text in texts]
+        return list(documents("code" if kind == "library" else "prose", "evaluation"))
+    if kind in LANGUAGES[1:]:
+        return [Document(one.id, "\n".join([one.question, *one.choices, ""])) for one in mmlu(kind)]
     allowed = ", ".join([*EVALUATION_SLICES, *LANGUAGES[1:]])
     raise BadRequest(f"There is no evaluation text {kind!r}; choose from {allowed}.")
 
 
-def evaluation_text(kind: str = "code", characters: int | None = None) -> str:
-    """Return a slice as one text of up to about `characters`."""
+def evaluation_text(kind: str = "code", characters: int = sys.maxsize) -> str:
+    """Return an evaluation slice as one text of up to about `characters`, in whole lines."""
     return _joined(evaluation_documents(kind), characters)
 
 
-def _shuffled(kind: str, part: str, seed: int) -> Iterable[Document]:
-    order = list(names(kind, part))
-    Random(seed).shuffle(order)
-    return (one for one in (document(kind, name) for name in order) if one.text.strip())
-
-
-def _joined(documents: Iterable[Document], characters: int | None) -> str:
+def _joined(documents: Iterable[Document], characters: int) -> str:
+    """Join documents and cut the text after the last line that fits."""
     pieces, length = [], 0
     for one in documents:
         pieces.append(one.text.strip("\n") + "\n")
         length += len(pieces[-1]) + 1
-        if characters is not None and length >= characters:
+        if length >= characters:
             break
     text = "\n".join(pieces)
-    if characters is None or len(text) <= characters:
-        return text
     cut = text.rfind("\n", 0, characters) + 1
     return text[: cut or characters]

@@ -1,9 +1,9 @@
-"""Combine small programming tasks from parts: signature, docstring, often an example.
+"""Combine small programming tasks from parts: a signature, a docstring, often an example.
 
-"Return the {sum} of the numbers that are {even}": every result with every predicate,
-over numbers, words and characters, in several styles of docstring. The parts are in
-data/invented_tasks.yaml. A draft model learns from them how functions usually begin. No
-evaluation contains any of the tasks. The examples are correct.
+A task reads "Return the {sum} of the numbers that are {even}". Each result is combined
+with each predicate, over numbers, words and characters, in several styles of docstring.
+The parts are in data/invented_tasks.yaml. A draft learns from the tasks how functions
+usually begin. The examples are correct, and no evaluation contains any of the tasks.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def _families() -> dict[str, dict]:
     families = yaml.safe_load(data_path("invented_tasks.yaml").read_text(encoding="utf-8"))
     for family in families.values():
         for table in ("predicates", "results"):
-            # The expressions are our own data, from the file in this package.
+            # The expressions come from a file of this package.
             family[table] = [[*row[:-1], eval(row[-1])] for row in family[table]]
     return families
 
 
 def invented_tasks(count: int, seed: int = 0) -> list[str]:
-    """Return `count` openings of functions, from imports to docstring.
+    """Return `count` openings of functions, from the imports to the docstring.
 
-    About 2,000 are different; larger counts repeat them.
+    About 2,000 of them are different. Larger counts repeat them.
     """
     grid = [
         (parameter, *parts)
@@ -53,17 +53,15 @@ def invented_tasks(count: int, seed: int = 0) -> list[str]:
 
 
 def _opening(parameter: str, predicate, result, style: str, random: Random) -> str:
-    (phrase, noun, holds), (sentence, name, returns, function) = predicate, result
+    (phrase, noun, matches), (sentence, name, returns, function) = predicate, result
     name = name.format(noun)
-    given = random.choice(_families()[parameter]["inputs"])
-    value = function([item for item in given if holds(item)])
+    argument = random.choice(_families()[parameter]["inputs"])
+    value = function([item for item in argument if matches(item)])
     doc = f"{random.choice(OPENERS)} {sentence.format(phrase)}."
-    prompt = f"    >>> {name}({given!r})\n    {value!r}\n"
-    equation = f"    Example: {name}({given!r}) == {value!r}\n"
-    example = random.choice((prompt, equation, ""))
-    typed = random.random() < 0.6
-    imports = "from typing import Dict, List, Optional\n\n\n"
-    head = imports if typed and random.random() < 0.7 else ""
-    untyped = f"def {name}({parameter.partition(':')[0]}):\n"
-    signature = f"def {name}({parameter}) -> {returns}:\n" if typed else untyped
-    return head + signature + style.format(doc=doc, example=example)
+    prompt = f"    >>> {name}({argument!r})\n    {value!r}\n"
+    equation = f"    Example: {name}({argument!r}) == {value!r}\n"
+    body = style.format(doc=doc, example=random.choice((prompt, equation, "")))
+    if random.random() >= 0.6:
+        return f"def {name}({parameter.partition(':')[0]}):\n{body}"
+    imports = "from typing import Dict, List, Optional\n\n\n" if random.random() < 0.7 else ""
+    return f"{imports}def {name}({parameter}) -> {returns}:\n{body}"

@@ -1,15 +1,16 @@
-"""Prompts of ten kinds, to measure what depends on the text, such as acceptance.
+"""Provide prompts of ten kinds for measurements that depend on the text.
 
-    prompts("copy")            a passage to be repeated word for word
-    prompts("edit")            a function in which a name is to be changed
-    prompts("humaneval")       a function to be completed (raw text, no chat)
+    prompts("copy")            a passage to repeat word for word
+    prompts("edit")            a function in which to rename a parameter
+    prompts("humaneval")       a function to complete (plain text, no chat)
     prompts("chat")            everyday questions
-    prompts("summary") … and "json", "list", "story", "maths", "explain"
+    prompts("explain")         a function to explain
+    prompts("summary"), "json", "list", "story", "maths"
 
-Passages come from the evaluation part of the library, functions from HumanEval, the
-rest from data/prompts.yaml. All of it is evaluation text: nothing is calibrated or
-trained on it. The order is fixed; use every other prompt to measure something and the
-rest to check it.
+Acceptance of drafts is such a measurement. Passages come from the evaluation part of the
+standard library, functions from HumanEval, and the other prompts from data/prompts.yaml.
+All of this is evaluation text, so nothing is calibrated or trained on it. The order is
+fixed: you can measure on every other prompt and check on the rest.
 """
 
 from __future__ import annotations
@@ -18,68 +19,60 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+import yaml
+
 from labkit.errors import BadRequest
 from labkit.files import data_path
-from labkit.lab.texts.library import document, names
-from labkit.lab.texts.problems import humaneval
+from labkit.lab.texts.library import documents
+from labkit.lab.texts.tasks import humaneval
 
-PASSAGE = range(150, 421)  # characters
+PASSAGES, PASSAGE = 24, range(150, 421)  # number of passages, characters of a passage
+KINDS = "copy edit humaneval chat summary json list story maths explain".split()
 
 
 @dataclass(frozen=True)
 class Prompt:
+    """A user's message for the model's chat template or, without `chat`, plain text."""
+
     kind: str
     text: str
-    raw: bool = False  # the text itself, without a chat template
+    chat: bool = True
 
     def ids(self, tokenizer) -> list[int]:
-        return tokenizer.encode(self.text) if self.raw else tokenizer.chat(self.text)
+        """Return the token ids of the prompt."""
+        return tokenizer.chat(self.text) if self.chat else tokenizer.encode(self.text)
 
 
 @cache
 def prompts(kind: str) -> tuple[Prompt, ...]:
-    """Return the prompts of a kind, always in the same order."""
+    """Return the prompts of a kind, always in the same order.
+
+    Raises BadRequest if there is no such kind.
+    """
     if kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise BadRequest(f"There are no prompts of the kind {kind!r}; choose one of {known}.")
-    texts = COMPOSED[kind]() if kind in COMPOSED else _written()[kind]
-    return tuple(Prompt(kind, text, raw=kind == "humaneval") for text in texts)
+        raise BadRequest(f"There are no prompts of kind {kind!r}; choose from {', '.join(KINDS)}.")
+    written = yaml.safe_load(data_path("prompts.yaml").read_text(encoding="utf-8"))
+    texts = COMPOSED[kind]() if kind in COMPOSED else written[kind]
+    return tuple(Prompt(kind, text, chat=kind != "humaneval") for text in texts)
 
 
 @cache
-def _written() -> dict[str, list[str]]:
-    import yaml
-
-    return yaml.safe_load(data_path("prompts.yaml").read_text(encoding="utf-8"))
-
-
-@cache
-def _passages(count: int) -> list[str]:
-    """Return whole paragraphs of the evaluation part, one per document."""
-    passages = []
-    for name in names("prose", "evaluation"):
-        paragraphs = [text.strip() for text in document("prose", name).text.split("\n\n")]
-        paragraphs = [text for text in paragraphs if len(text) in PASSAGE]
-        if paragraphs:
-            passages.append(max(paragraphs, key=len))
-        if len(passages) == count:
+def _passages() -> list[str]:
+    """Return the longest suitable paragraph of each of the first evaluation documents."""
+    passages: list[str] = []
+    for document in documents("prose", "evaluation"):
+        paragraphs = map(str.strip, document.text.split("\n\n"))
+        suitable = [text for text in paragraphs if len(text) in PASSAGE]
+        passages += sorted(suitable, key=len, reverse=True)[:1]
+        if len(passages) == PASSAGES:
             break
     return passages
-
-
-def _copies() -> list[str]:
-    ask = "Write out the passage below exactly as it stands."
-    return [f"{ask}\n\n{text}" for text in _passages(16)]
-
-
-def _summaries() -> list[str]:
-    return [f"Summarise in two sentences:\n\n{text}" for text in _passages(24)[16:]]
 
 
 def _edits() -> list[str]:
     edits = []
     for problem in humaneval()[20:]:
-        opening = problem.prompt.split('"""')[0].split("'''")[0].rstrip()
+        opening = re.split("\"\"\"|'''", problem.prompt)[0].rstrip()
         code = f"{opening}\n{problem.canonical_solution.rstrip()}"
         name = re.search(rf"def {problem.entry_point}\((\w+)", code)
         if name and 160 <= len(code) <= 700:
@@ -93,11 +86,14 @@ def _explanations() -> list[str]:
     return [f"What does this function do?\n\n```python\n{code}```" for code in functions]
 
 
+def _about_passages(ask: str, first: int, stop: int) -> list[str]:
+    return [f"{ask}\n\n{text}" for text in _passages()[first:stop]]
+
+
 COMPOSED = {
-    "copy": _copies,
+    "copy": lambda: _about_passages("Write out the passage below exactly as it stands.", 0, 16),
     "edit": _edits,
     "humaneval": lambda: [problem.prompt for problem in humaneval()[:16]],
-    "summary": _summaries,
+    "summary": lambda: _about_passages("Summarise in two sentences:", 16, 24),
     "explain": _explanations,
 }
-KINDS = "copy edit humaneval chat summary json list story maths explain".split()

@@ -1,9 +1,13 @@
-"""Prompts to train a draft on: chat, openings of functions, code to edit.
+"""Provide prompts to train a draft on: chat, openings of functions, and code to edit.
 
-No evaluation contains them. A draft learns to predict the target's own answers, so the
-variety of the prompts limits what it learns. Chat combines wordings and fillings
-(data/training_prompts.json, about 15,000 combinations). Code is functions of the
-library's training part, or invented tasks; edits ask for changes to such functions.
+A draft learns to predict the target's answers, so the variety of the prompts limits what
+it can learn. None of the prompts is used in an evaluation.
+
+- Chat prompts combine wordings with topics: about 15,000 combinations
+  (data/training_prompts.json).
+- Code prompts are the openings of functions. The functions come from the training part
+  of the standard library or from `invented_tasks`.
+- Edit prompts ask for changes to functions of the library.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from random import Random
@@ -19,45 +22,37 @@ from random import Random
 from labkit.errors import BadRequest
 from labkit.files import data_path
 from labkit.lab.texts.invented_tasks import invented_tasks
-from labkit.lab.texts.library import document, names
-
-KINDS = ("chat", "code", "edit", "functions")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """`chat`: a user's message for the model's template; otherwise text to continue."""
-
-    kind: str
-    text: str
-    chat: bool
+from labkit.lab.texts.library import documents
+from labkit.lab.texts.prompt_kinds import Prompt
 
 
 def training_prompts(kind: str, count: int, seed: int = 0) -> list[Prompt]:
-    """Return `count` prompts of a kind; equal seeds on one Python give equal prompts."""
-    if kind not in KINDS:
-        raise BadRequest(
-            f"There are no training prompts of kind {kind!r}; choose from {', '.join(KINDS)}."
-        )
+    """Return up to `count` prompts of a kind.
+
+    "chat" and "edit" prompts are messages for the chat template. "code" and "functions"
+    prompts are plain text; "functions" has no invented tasks but includes methods. The
+    library has about 850 functions, which limits "edit". Equal seeds give equal prompts
+    on one Python version. Raises BadRequest if there is no such kind.
+    """
+    if kind not in ("chat", "code", "edit", "functions"):
+        raise BadRequest(f"There is no kind {kind!r}; choose from chat, code, edit, functions.")
     random = Random(f"{kind} {seed}")
     if kind == "chat":
-        return [Prompt(kind, text, True) for text in islice(_chat(random), count)]
+        return [Prompt(kind, text) for text in islice(_chat(random), count)]
+    functions = list(_library_functions(methods=kind == "functions"))
+    random.shuffle(functions)
+    if kind == "edit":
+        wordings, frames = _lists()["edit"], _lists()["edit_frames"]
+        prompts = []
+        for _, code in functions[:count]:
+            frame, edit = random.choice(frames), random.choice(wordings)
+            prompts.append(Prompt(kind, frame.format(edit=edit, code=code.rstrip())))
+        return prompts
+    openings = [opening for opening, _ in functions]
     if kind == "code":
-        invented = invented_tasks(count - count // 3, seed)
-        openings = [opening for opening, _ in islice(_functions(random), count // 3)]
-        mixed = [*invented, *openings]
-        random.shuffle(mixed)
-        return [Prompt(kind, text, False) for text in mixed]
-    if kind == "functions":  # of the library alone, methods too
-        openings = [opening for opening, _ in _library_functions(methods=True)]
+        openings = invented_tasks(count - count // 3, seed) + openings[: count // 3]
         random.shuffle(openings)
-        return [Prompt(kind, text, False) for text in openings[:count]]
-    wordings, frames = _lists()["edit"], _lists()["edit_frames"]
-    prompts = []
-    for _, code in islice(_functions(random), count):
-        frame, edit = random.choice(frames), random.choice(wordings)
-        prompts.append(Prompt(kind, frame.format(edit=edit, code=code.rstrip()), True))
-    return prompts
+    return [Prompt(kind, text, chat=False) for text in openings[:count]]
 
 
 @cache
@@ -66,45 +61,35 @@ def _lists() -> dict:
 
 
 def _chat(random: Random) -> Iterator[str]:
-    """Yield distinct messages; a family's weight is the root of its combinations."""
+    """Yield messages, each once. A family's weight is the root of its combinations."""
     fill, wordings = _lists()["fill"], _lists()["chat"]
-    families = list(wordings)
-    weights = [(len(wordings[family]) * len(fill[family])) ** 0.5 for family in families]
+    weights = {kind: (len(texts) * len(fill[kind])) ** 0.5 for kind, texts in wordings.items()}
     yielded: set[str] = set()
     while True:
-        (family,) = random.choices(families, weights)
-        text = random.choice(wordings[family]).format_map(
-            {name: random.choice(words) for name, words in fill.items()}
-        )
+        (family,) = random.choices(list(weights), list(weights.values()))
+        wording = random.choice(wordings[family])
+        text = wording.format_map({name: random.choice(words) for name, words in fill.items()})
         if text not in yielded:
             yielded.add(text)
             yield text
 
 
-def _functions(random: Random) -> Iterator[tuple[str, str]]:
-    """Yield (opening with docstring, whole function) of the library's training part."""
-    found = list(_library_functions())
-    while True:
-        random.shuffle(found)
-        yield from found
-
-
 @cache
 def _library_functions(methods: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return (opening with docstring, whole function) of short functions of the library."""
     functions = []
-    for name in names("code", "training"):
-        source = document("code", name).text
+    for document in documents("code", "training"):
         try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a run of lines was cut out
+            tree = ast.parse(document.text)
+        except (SyntaxError, ValueError):  # lines were removed from the document
             continue
-        lines = source.split("\n")
+        lines = document.text.split("\n")
         for node in ast.walk(tree) if methods else tree.body:
             if not isinstance(node, ast.FunctionDef) or ast.get_docstring(node) is None:
                 continue
             whole = [line[node.col_offset :] for line in lines[node.lineno - 1 : node.end_lineno]]
             opening = whole[: node.body[0].end_lineno - node.lineno + 1]
-            long = 4 <= len(whole) - 1 <= 24 and len(opening) < len(whole)
-            if long and max(map(len, whole)) < 100:
+            fits = 5 <= len(whole) <= 25 and max(map(len, whole)) < 100
+            if fits and len(opening) < len(whole):
                 functions.append(("\n".join(opening) + "\n", "\n".join(whole) + "\n"))
     return tuple(functions)

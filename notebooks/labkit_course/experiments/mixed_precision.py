@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 
 from labkit.formats import quantize
 from labkit.lab.evals.passages import Passage, cut
-from labkit.lab.texts import calibration_documents
+from labkit.lab.texts import documents
 from labkit.quant.calibrate import InputStatistics
 from labkit.quant.recipe import search
 from labkit.quant.rtn import error
@@ -74,7 +74,7 @@ def calibration_passages(
     so that beginnings, bodies and ends are all read.
     """
     passages: list[Passage] = []
-    for document in calibration_documents(kind, seed):
+    for document in documents(kind, "calibration", seed):
         start = len(document.text) * len(passages) // count if len(passages) % 3 else 0
         text = document.text[start : start + 6 * tokens + 200]  # enough for one passage
         whole = [

@@ -145,7 +145,7 @@ def test_every_kind_has_prompts_and_they_stay_the_same():
         made = prompts(kind)
         assert len(made) >= 8 and len(set(made)) == len(made) and made == prompts(kind)
         assert all(
-            prompt.kind == kind and prompt.raw == (kind == "humaneval") and prompt.text.strip()
+            prompt.kind == kind and prompt.chat == (kind != "humaneval") and prompt.text.strip()
             for prompt in made
         )
     with pytest.raises(BadRequest, match="poetry"):

@@ -13,7 +13,7 @@ from labkit.lab.evals.likelihood import NotScorable, Reader
 from labkit.lab.evals.mmlu import MMLU, best, generated_letter
 from labkit.lab.evals.report import results
 from labkit.lab.evals.task import run
-from labkit.lab.texts.multiple_choice import MMLUItem
+from labkit.lab.texts.tasks import MMLUItem
 
 ITEMS = tuple(
     MMLUItem(

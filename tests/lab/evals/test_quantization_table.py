@@ -105,7 +105,7 @@ def test_the_text_that_chooses_formats_is_of_as_many_documents_as_passages(monke
     documents = [
         Document(f"d{i}", text(3 if i == 2 else 400)) for i in range(9)
     ]  # one is too short
-    monkeypatch.setattr(mixed, "calibration_documents", lambda kind, seed: iter(documents))
+    monkeypatch.setattr(mixed, "documents", lambda kind, part, seed: iter(documents))
     found = mixed.calibration_passages(WordTokenizer(), "code", seed=0, count=5, tokens=24)
     assert [one.id.split(":")[0] for one in found] == ["d0", "d1", "d3", "d4", "d5"]
     assert {(one.slice, len(one.tokens)) for one in found} == {("code", 24)}

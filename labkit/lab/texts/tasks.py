@@ -1,12 +1,15 @@
-"""MMLU's public dev split with answers and rationales, and its translations.
+"""Load the items of two tasks: HumanEval and the public dev split of MMLU.
 
-The English items (57 subjects, 282 items) are parsed from few-shot prompts written by
-hand. Few-shot examples come from the same items, so an item and its copies are left out
-of its own examples.
+HumanEval has 164 functions to write, with their tests. Nothing is executed here.
+
+MMLU has 282 English items in 57 subjects, with rationales, and translations of them. The
+English items are parsed from published few-shot prompts. Few-shot examples come from the
+same items, so `few_shot` leaves out the question itself.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Sequence
@@ -23,12 +26,25 @@ MAX_SHOTS = 4  # a subject has up to five items, and one of them is the question
 
 
 @dataclass(frozen=True)
+class Problem:
+    """One function of HumanEval."""
+
+    task_id: str  # "HumanEval/0"
+    prompt: str  # imports, signature and docstring
+    entry_point: str  # the name of the function
+    canonical_solution: str  # the body of the function
+    test: str  # defines check(candidate)
+
+
+@dataclass(frozen=True)
 class MMLUItem:
+    """One question of MMLU with its choices and its answer."""
+
     subject: str
     index: int  # within the subject, as published
     question: str
     choices: tuple[str, ...]
-    answer: str | None  # "A" … "D"; None if the published letter is another one
+    answer: str | None  # "A" to "D", or None if the published letter is another one
     rationale: str = ""  # English only
     language: str = "en"
 
@@ -41,29 +57,32 @@ class MMLUItem:
         return self.choices[LETTERS.index(self.answer)]
 
 
-def mmlu(language: str = "en", *, readable: bool = True) -> tuple[MMLUItem, ...]:
-    """Return the items of a language.
+@cache
+def humaneval() -> tuple[Problem, ...]:
+    """Return all problems in their published order."""
+    with gzip.open(asset_path("humaneval"), "rt", encoding="utf-8") as lines:
+        return tuple(Problem(**json.loads(line)) for line in lines if line.strip())
 
-    `readable=False` includes those without a valid answer letter."""
+
+def mmlu(language: str = "en") -> tuple[MMLUItem, ...]:
+    """Return the items of a language that have an answer from A to D.
+
+    Raises BadRequest if there is no such language.
+    """
     if language not in LANGUAGES:
         raise BadRequest(f"There is no MMLU in {language!r}; choose from {', '.join(LANGUAGES)}.")
     items = _english() if language == "en" else _translated(language)
-    return tuple(item for item in items if item.answer is not None) if readable else items
+    return tuple(item for item in items if item.answer is not None)
 
 
 def few_shot(
     item: MMLUItem, items: Sequence[MMLUItem], shots: int = MAX_SHOTS, seed: int = 0
 ) -> list[MMLUItem]:
-    """Return up to `shots` other items of the same subject and language.
+    """Return up to `shots` of the `items` with the same subject and another question.
 
-    Copies of `item` are left out."""
-    if not 0 <= shots <= MAX_SHOTS:
-        raise BadRequest(
-            f"shots is {shots}; a subject has five items, so ask for 0 to {MAX_SHOTS}."
-        )
-    place = (item.subject, item.language)
-    others = [other for other in items if (other.subject, other.language) == place]
-    others = [one for one in others if one.answer is not None and one.question != item.question]
+    The seed and the item choose them.
+    """
+    others = [one for one in items if one.subject == item.subject and one.question != item.question]
     Random(f"{seed} {item.id}").shuffle(others)
     return others[:shots]
 
@@ -81,14 +100,10 @@ def _english() -> tuple[MMLUItem, ...]:
 def parse(subject: str, index: int, text: str) -> MMLUItem:
     """Parse `question\n(A) … (B) … (C) … (D) …\nA: rationale. The answer is (B).`"""
     asked, _, rationale = text.partition("\nA: ")
-    marks = list(re.finditer(r"\(([A-E])\)\s", asked))
-    ends = [mark.start() for mark in marks[1:]] + [len(asked)]
-    choices = tuple(asked[mark.end() : end].strip() for mark, end in zip(marks, ends))
-    published = re.search(r"[Tt]he answer is \(([A-Z])\)", rationale)
-    readable = published is not None and len(choices) == 4 and published[1] in LETTERS
-    question = asked[: marks[0].start()].strip() if marks else asked.strip()
-    answer = published[1] if readable else None
-    return MMLUItem(subject, index, question, choices, answer, rationale.strip())
+    question, *choices = (part.strip() for part in re.split(r"\([A-E]\)\s", asked))
+    letter = re.search(r"[Tt]he answer is \(([A-D])\)", rationale)
+    answer = letter[1] if letter and len(choices) == len(LETTERS) else None
+    return MMLUItem(subject, index, question, tuple(choices), answer, rationale.strip())
 
 
 @cache
@@ -100,14 +115,13 @@ def _translated(language: str) -> tuple[MMLUItem, ...]:
         for index, sample in enumerate(settings["fewshot_config"]["samples"]):
             choices = tuple(sample["input_choice_list"][letter].strip() for letter in LETTERS)
             (answer,) = sample["input_correct_responses"]
-            question = sample["input_question"].strip()
-            subject = settings["task_alias"]
-            items.append(MMLUItem(subject, index, question, choices, answer, language=language))
+            published = (settings["task_alias"], index, sample["input_question"].strip())
+            items.append(MMLUItem(*published, choices, answer, language=language))
     return tuple(items)
 
 
 def _read_yaml(text: str):
-    """Load plain data; `!function` tags, which name code, become None."""
+    """Load plain data. A `!function` tag, which names code, becomes None."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
