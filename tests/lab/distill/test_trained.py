@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -447,10 +448,9 @@ def small_pool(put):
     put(distill, "MORE", {"chat": (10, 8), "functions": (5, 8)})
     put(distill, "LIBRARY_TOKENS", 500)
     put(distill, "LONGEST", 600)
-    few = training_prompts.names("code", "training")[
-        :60
-    ]  # of the library's files: parsing all takes seconds
-    put(training_prompts, "names", lambda kind, part: few)
+    # Parsing all documents of the library takes seconds.
+    few = list(islice(training_prompts.documents("code", "training"), 60))
+    put(training_prompts, "documents", lambda kind, part: few)
     put(
         training_prompts,
         "_library_functions",
