@@ -6,9 +6,9 @@
     model = open_model("default", "int4")
     print(generate(model, "def add(a, b):", max_new_tokens=32).text)
 
-The names below load on first use (PEP 562), so `import labkit` takes milliseconds and
-no torch: `labkit plan` answers at once, and a notebook may choose its thread count
-before torch starts. Rooms are attributes too: `labkit.plan`, `labkit.generate`, …
+The names below are imported on first use (PEP 562). So `import labkit` takes
+milliseconds and does not import torch, and a notebook can choose the number of threads
+before torch starts. The packages are attributes, too: `labkit.plan`, `labkit.generate`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import importlib
 
 __version__ = "0.1.0"
 
-# module -> the names it defines. `generate` and `measure` are rooms. Import the functions
-# of these names from the rooms: a name cannot be both a module and a function.
+# module -> the names it defines. `generate` and `measure` are packages, and a name cannot be
+# both a package and a function. Import these functions from their packages.
 _MODULES = {
     "labkit.errors": "BadRequest",
     "labkit.files": "cache_dir",

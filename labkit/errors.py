@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and the declarative checks that raise it.
+"""The exception for a user's mistake, and checks of fields that raise it.
 
     @dataclass(frozen=True)
     class Window:
@@ -10,18 +10,19 @@
             check_fields(self, size=Whole(1), share=Number(above=0, most=1))
             check_fields(self, kind=OneOf("sliding", "chunked"))
 
-Every error in labkit says in one sentence what was given, what is allowed and what to
-do. The command line prints that sentence and exits with status 2; a notebook shows it
-as it is.
+Every error in labkit says what was given, what is allowed and what to do, in one or two
+sentences. The command line prints the error and exits with status 2. A notebook shows
+it as it is.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from operator import index
 from typing import Any
 
 
@@ -31,14 +32,21 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """The values that a field may have: in words, and as a test that never raises."""
+    """The values that a field may have.
+
+    allowed: the values in words, for the error.
+    accepts: a function that tests a value and never raises an error.
+    """
 
     allowed: str
     accepts: Callable[[Any], bool]
 
 
 def check_fields(self: object, **rules: Rule) -> None:
-    """Check attributes; raise BadRequest for the first that breaks its rule."""
+    """Check the named attributes of `self` against their rules.
+
+    Raises BadRequest for the first attribute that breaks its rule.
+    """
     for name, rule in rules.items():
         value = getattr(self, name)
         if not rule.accepts(value):
@@ -46,12 +54,11 @@ def check_fields(self: object, **rules: Rule) -> None:
 
 
 def Whole(least: int | None = None, most: int | None = None) -> Rule:
-    """A whole number from `least` to `most`; booleans are not numbers."""
-    inside = _inside(least, most, None, None)
-    return Rule(
-        "a whole number" + _range(least, most, None, None),
-        lambda value: isinstance(value, Integral) and type(value) is not bool and inside(value),
-    )
+    """Allow whole numbers from `least` to `most`; None means no limit.
+
+    Booleans are not numbers.
+    """
+    return _bounded("a whole number", Integral, least, most)
 
 
 def Number(
@@ -60,21 +67,37 @@ def Number(
     above: float | None = None,
     below: float | None = None,
 ) -> Rule:
-    """A finite number; `least` and `most` are allowed, `above` and `below` are not."""
-    inside = _inside(least, most, above, below)
+    """Allow finite numbers.
+
+    The limits `least` and `most` are allowed values; `above` and `below` are not.
+    """
+    return _bounded("a number", Real, least, most, above, below)
+
+
+def _bounded(what: str, kind: type, least, most, above=None, below=None) -> Rule:
+    bounds: list[tuple[str, Callable[[Any, Any], bool], Any]] = [
+        ("of at least", operator.ge, least),
+        ("above", operator.gt, above),
+        ("of at most", operator.le, most),
+        ("below", operator.lt, below),
+    ]
+    bounds = [bound for bound in bounds if bound[2] is not None]
+    words = " and ".join(f"{word} {limit}" for word, _, limit in bounds)
+    if least is not None and most is not None:
+        words = f"from {least} to {most}"
     return Rule(
-        "a number" + _range(least, most, above, below),
+        f"{what} {words}".rstrip(),
         lambda value: (
-            isinstance(value, Real)
+            isinstance(value, kind)
             and type(value) is not bool
-            and math.isfinite(value)
-            and inside(value)
+            and abs(value) < math.inf  # type: ignore[arg-type]
+            and all(compare(value, limit) for _, compare, limit in bounds)
         ),
     )
 
 
 def OneOf(*choices: object) -> Rule:
-    """One of the given values, of the same type (1 is not True)."""
+    """Allow the given values, each with the same type (1 is not True)."""
     return Rule(
         "one of " + ", ".join(map(str, choices)),
         lambda value: any(type(value) is type(one) and value == one for one in choices),
@@ -82,44 +105,24 @@ def OneOf(*choices: object) -> Rule:
 
 
 def Text() -> Rule:
-    """A text that is not empty."""
+    """Allow a text that is not empty."""
     return Rule("a text", lambda value: isinstance(value, str) and bool(value))
 
 
 def OrNone(rule: Rule) -> Rule:
-    """Any value that `rule` allows, or None."""
+    """Allow None and every value that `rule` allows."""
     return Rule(f"{rule.allowed}, or None", lambda value: value is None or rule.accepts(value))
 
 
 def whole_number(value: object, what: str, least: int | None = None) -> int:
-    """Return `value` as an int of at least `least`.
+    """Return `value` as an int, for example from a NumPy integer or a tensor.
 
-    Raises BadRequest for anything that is not a whole number: booleans, fractions,
-    text.
+    Raises BadRequest if `value` is not a whole number of at least `least`. Booleans,
+    fractions and texts are not whole numbers. `what` names the value in the error.
     """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise BadRequest(f"{what} is {value!r}; give a whole number.") from None
-    if least is not None and number < least:
-        raise BadRequest(f"{what} is {number}; give at least {least}.")
-    return number
-
-
-def _inside(least, most, above, below) -> Callable[[Any], bool]:
-    return lambda value: (
-        (least is None or value >= least)
-        and (most is None or value <= most)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    )
-
-
-def _range(least, most, above, below) -> str:
-    if least is not None and most is not None:
-        return f" from {least} to {most}"
-    bounds = {"of at least": least, "above": above, "of at most": most, "below": below}
-    words = [f"{word} {bound}" for word, bound in bounds.items() if bound is not None]
-    return " " + " and ".join(words) if words else ""
+    rule, number = Whole(least), value
+    with suppress(TypeError):
+        number = value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    if not rule.accepts(number):
+        raise BadRequest(f"{what} is {value!r}; give {rule.allowed}.")
+    return number  # type: ignore[return-value]

@@ -1,8 +1,9 @@
-"""Files and folders: the cache folder, locks, and writing a file whole or not at all.
+"""The cache folder, locks, and files that are written completely or not at all.
 
-Every file is written under a temporary name, flushed to disk and then renamed. A process that is
-killed at any line therefore leaves either the old file or the new one, never half of one.
-Messages for people go to stderr, because stdout may carry one JSON object for a program.
+Every file is written under a temporary name, flushed to disk and then renamed. If a
+process is killed at any line, either the old file or the new one remains, never a part
+of one. Messages for people go to stderr, because stdout may carry a JSON object for a
+program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def say(text: str) -> None:
 
 
 def size(num_bytes: float) -> str:
-    """Format bytes as download sizes are usually given: 1234567 -> '1.2 MB' (decimal)."""
+    """Format bytes in decimal units, as download sizes usually are: 1234567 -> '1.2 MB'."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.1f} {unit}"
@@ -32,9 +33,11 @@ def size(num_bytes: float) -> str:
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: LABKIT_CACHE if set, else the platform's (not created here)."""
-    chosen = os.environ.get("LABKIT_CACHE")
-    if chosen:
+    """Return the cache folder without creating it.
+
+    This is LABKIT_CACHE if it is set, else the usual cache folder of the platform.
+    """
+    if chosen := os.environ.get("LABKIT_CACHE"):
         return Path(chosen).expanduser().resolve()
     from platformdirs import user_cache_path
 
@@ -42,22 +45,28 @@ def cache_dir() -> Path:
 
 
 def data_path(name: str = "") -> Path:
-    """Return a file of the project's data/ folder, in a checkout or an installation."""
+    """Return the path of a file in the project's data/ folder.
+
+    The folder is found in a checkout and in an installed package. Raises BadRequest if
+    the path lies outside it.
+    """
     package = Path(__file__).resolve().parent
     checkout = package.parent / "data"
-    inside = (package.parent / "pyproject.toml").is_file() and checkout.is_dir()
-    folder = checkout if inside else package / "data"
+    in_checkout = (package.parent / "pyproject.toml").is_file() and checkout.is_dir()
+    folder = (checkout if in_checkout else package / "data").resolve()
     path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise BadRequest(
-            f"{name!r} leaves the data folder; give a name inside it, such as 'assets.json'."
-        )
+    if not path.is_relative_to(folder):
+        raise BadRequest(f"{name!r} is outside the data folder; give a name inside it.")
     return path
 
 
 @contextmanager
 def lock(name: str):
-    """Let one process at a time do the work called `name`; a second one says that it waits."""
+    """Let only one process at a time do the work called `name`.
+
+    Another process prints a message and waits. Raises BadRequest if the cache folder
+    cannot be written.
+    """
     from filelock import FileLock, Timeout  # imported here: slower to import than all of labkit
 
     path = cache_dir() / "locks" / f"{name}.lock"
@@ -69,10 +78,8 @@ def lock(name: str):
         say(f"Another process is preparing {name}; waiting for it.")
         file_lock.acquire()
     except OSError as error:
-        raise BadRequest(
-            f"The cache folder {cache_dir()} cannot be written ({error.strerror}: {path}); "
-            "set LABKIT_CACHE to a folder that can."
-        ) from None
+        reason = f"{path} cannot be written ({error.strerror})"
+        raise BadRequest(f"{reason}; set LABKIT_CACHE to a folder that you can write.") from None
     try:
         yield
     finally:
@@ -80,15 +87,18 @@ def lock(name: str):
 
 
 def flush(path: Path) -> None:
-    """Write the file's buffers to disk; call it before a rename that must survive a power cut."""
+    """Write the buffers of a file to disk.
+
+    Call it before a rename that must survive a power failure.
+    """
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 def save_tensors(path: str | Path, tensors: Mapping, about: Mapping[str, str] | None = None) -> int:
-    """Write a safetensors file, whole or not at all; return its size in bytes.
+    """Write a safetensors file and return its size in bytes.
 
-    `about` goes into the file's header. An existing file stays until the new one is complete.
+    An existing file stays until the new one is complete. `about` goes into the header.
     Raises OSError if the file cannot be written.
     """
     from safetensors import SafetensorError  # imported here: loads torch
@@ -96,44 +106,44 @@ def save_tensors(path: str | Path, tensors: Mapping, about: Mapping[str, str] | 
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(contiguous, aside, dict(about or {}))
-        default_permissions(aside)
-        flush(aside)
-        os.replace(aside, path)
+        save_file(contiguous, part, dict(about or {}))
+        mask = os.umask(0)  # the only way to read the mask is to set it
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)  # safetensors lets only the owner read its files
+        flush(part)
+        os.replace(part, path)
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from None
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return path.stat().st_size
 
 
-def default_permissions(path: Path) -> None:
-    """Apply the default file permissions; safetensors creates files readable only by the owner."""
-    mask = os.umask(0)  # the mask can only be read by setting it
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
-
-
 def publish(scratch: Path, target: Path) -> None:
-    """Flush every file in `scratch`, then rename the folder to `target`, which is replaced."""
-    for path in scratch.rglob("*"):
-        if path.is_file():
-            flush(path)
+    """Flush every file in `scratch` and rename the folder to `target`.
+
+    This replaces an existing file, link or folder `target`.
+    """
+    for path in filter(Path.is_file, scratch.rglob("*")):
+        flush(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     old = scratch.with_name(f"{scratch.name}.old")
     if target.is_symlink() or target.is_file():
-        target.unlink()  # a link's target is not ours to delete
-    elif target.exists():  # moved aside first: under its name there is never half a folder
+        target.unlink()  # the file behind a link is not ours to delete
+    elif target.exists():  # move it away first: then `target` is never an incomplete folder
         os.replace(target, old)
     os.replace(scratch, target)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def read_json_object(path: str | Path) -> dict:
-    """Return the JSON object in `path`; raises BadRequest with the file's name if it is not one."""
+    """Return the JSON object in a file.
+
+    Raises BadRequest with the file's name if the file contains anything else.
+    """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as reason:  # JSON's and UTF-8's errors are ValueErrors

@@ -6,6 +6,12 @@ import importlib.util
 import sys
 from pathlib import Path
 
+FORMATS = tuple(
+    "fp32 fp16 bf16 fp8_e4m3 nvfp4 int8_channel int8_token int8_tensor int8_g32_sym int4_channel "
+    "int4_g32_sym int4_g32_zp int4_g32_min int4_g64_zp int4_g128_zp int3_channel int3_g64_zp "
+    "int2_g32_zp".split()
+)
+
 
 def load_script(path: str):
     """A maker of data or figures, `data/NAME.py` or `figures/NAME.py`, as a module."""

@@ -1,17 +1,17 @@
-"""Integer grids: choose scales and offsets, round weights to codes, and go back.
+"""Integer grids: choose scales and offsets, encode weights as codes, and decode them.
 
     symmetric    scale = max|w| / (2^(bits-1) - 1)     code = clamp(round(w / scale))
     zero point   scale = (high - low) / (2^bits - 1)   code = clamp(round(w / scale) + zero_point)
     minimum      scale = (high - low) / (2^bits - 1)   code = clamp(round((w - minimum) / scale))
                  (zero point only: low <= 0 <= high, which makes zero exact)
 
-Three rules avoid bugs of well-known projects. The *stored* scale is checked for 0 (in
-float16 the scale of a channel of 1e-7 would be 0). Codes are clamped before the cast (a
-raw cast wraps 200 to -56). The last group may be short.
+Three rules avoid bugs of well-known projects. The *stored* scale is checked for 0,
+because in float16 the scale of a channel of 1e-7 would be 0. Codes are clamped before
+the cast, because a cast alone turns 200 into -56. The last group may be short.
 
-Loss: at most half a stored scale per weight, plus the rounding of a float offset. A
+Maximum error: half a stored scale per weight, plus the rounding of a float offset. A
 stored scale never underflows: below float16's normal numbers it is rounded *up* to a
-multiple of 2^-24, which clips nothing, and a zero stays zero.
+multiple of 2^-24, which clips no weight. A zero stays zero.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from labkit.formats.names import NumberFormat, torch_dtype
 
 @dataclass
 class Grid:
-    """The values that codes of `format` stand for.
+    """The scales and offsets that turn codes of `format` into values.
 
     scale: [R, groups] in its stored dtype.
-    offset: None, zero points uint8 [R, groups], or minima or middles (scale's dtype).
+    offset: None, zero points uint8 [R, groups], or minima or middles in the scale's
+        dtype.
     """
 
     format: NumberFormat
@@ -46,22 +47,21 @@ class Grid:
 
 
 def grouped(weight: Tensor, format: NumberFormat) -> Tensor:
-    """View [R, K] as [R, groups, G]; all weights that share a scale form a group.
+    """View [R, K] as [R, groups, G]; the weights that share a scale form a group.
 
-    A short last group repeats its last value, which changes neither minimum nor
-    maximum.
+    A short last group is filled with its last value, which changes neither its minimum
+    nor its maximum.
     """
-    rows, length = weight.shape
     if format.group_size is None:
         return weight.reshape(1, 1, -1) if format.sharing == "tensor" else weight[:, None, :]
-    missing = -length % format.group_size
+    missing = -weight.shape[1] % format.group_size
     if missing:
-        weight = torch.cat([weight, weight[:, -1:].expand(rows, missing)], 1)
-    return weight.view(rows, -1, format.group_size)
+        weight = torch.cat([weight, weight[:, -1:].expand(-1, missing)], 1)
+    return weight.view(len(weight), -1, format.group_size)
 
 
 def ungrouped(groups: Tensor, rows: int, length: int) -> Tensor:
-    """Undo `grouped`: [R, groups, G] -> [R, K]."""
+    """Undo `grouped`: return [R, groups, G] as [R, K]."""
     return groups.reshape(rows, -1)[:, :length]
 
 
@@ -70,21 +70,20 @@ def cast(values: Tensor, format: NumberFormat, dtype: str | None, what: str) -> 
     largest = float(values.abs().max()) if values.numel() else 0.0
     if dtype is None or largest > torch.finfo(torch_dtype(dtype)).max:
         raise BadRequest(
-            f"{what} of {largest:.3g} does not fit {format}; take bf16 or int8_channel."
+            f"{what} of {largest:.3g} does not fit {format}; use bf16 or int8_channel."
         )
     return values.to(torch_dtype(dtype))
 
 
 def store(scale: Tensor, format: NumberFormat) -> Tensor:
-    """Return scales in their stored dtype, never zero; tiny ones are rounded up."""
-    half = format.scale_dtype == "fp16"
-    smallest, normal = (2.0**-24, 2.0**-14) if half else (2.0**-126, 2.0**-126)
+    """Return scales in their stored dtype. They are never zero: tiny ones are rounded up."""
+    smallest, normal = (2.0**-24, 2.0**-14) if format.scale_dtype == "fp16" else (2.0**-126,) * 2
     tiny = (torch.ceil(scale / smallest) * smallest).clamp(min=smallest)
     return cast(torch.where(scale < normal, tiny, scale), format, format.scale_dtype, "A scale")
 
 
 def grid_from_range(low: Tensor, high: Tensor, format: NumberFormat) -> Grid:
-    """Return the grid of groups that span low to high, both float32 [R, groups]."""
+    """Return the grid of groups with values from `low` to `high`, float32 [R, groups]."""
     levels, half = (1 << format.bits) - 1, 1 << (format.bits - 1)
     if format.symmetric:
         reach = torch.maximum(low.abs(), high.abs())
@@ -117,19 +116,22 @@ def _parts(grid: Grid) -> tuple[Tensor, Tensor | float, Tensor | float]:
 
 
 def encode(groups: Tensor, grid: Grid) -> Tensor:
-    """Round float32 [..., G] to a grid with scales [...] -> clamped codes, int16."""
+    """Round float32 [..., G] to a grid with scales [...]; return clamped codes, int16."""
     scale, zero, start = _parts(grid)
     codes = (groups - start if isinstance(start, Tensor) else groups) / scale
     return codes.round_().add_(zero).clamp_(*grid.format.code_range).to(torch.int16)
 
 
 def decode(codes: Tensor, grid: Grid) -> Tensor:
-    """Decode codes [..., G] on a grid with scales [...] -> float32."""
+    """Return the values, float32 [..., G], of codes on a grid with scales [...]."""
     scale, zero, start = _parts(grid)
     return codes.to(torch.float32, copy=True).sub_(zero).mul_(scale).add_(start)
 
 
 def round_to_grid(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Round [R, C] with one scale per column -> codes int16, values float32."""
+    """Round [R, C] to a grid with one scale per column.
+
+    Returns codes int16 [R, C] and values float32 [R, C].
+    """
     codes = encode(columns[..., None], grid)
     return codes[..., 0], decode(codes, grid)[..., 0]

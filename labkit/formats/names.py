@@ -1,4 +1,4 @@
-"""Number formats as data: the meaning and the size of each name. Needs no torch.
+"""Describe number formats as data. Needs no torch.
 
 A format says how many bits a code has, which weights share a scale, and how a code
 becomes a number:
@@ -9,14 +9,14 @@ becomes a number:
     middle     mid   w = scale * (code - 2^(bits-1)) + middle    as PyTorch's INT4 operators
 
 Names are `int{bits}_{channel|token|tensor|g<N>}[_zp|_min|_mid|_sym]`, and `fp32`,
-`fp16`, `bf16`, `fp8_e4m3`, `nvfp4`. Groups run along the last axis (a linear layer's
-inputs). If the group size does not divide a row, its last group is short and no padding
-is stored.
+`fp16`, `bf16`, `fp8_e4m3`, `nvfp4`. Groups run along the last axis (the inputs of a
+linear layer). If the group size does not divide a row, the last group is short, and no
+padding is stored.
 
-Bits per weight are all-in: codes (each row rounded up to whole bytes), scales, zero
-points and minima. A bare "4 bits" hides up to 25 % (int4_g32_min is 5.0). Scales are
-float16 for groups, bfloat16 for channels (what packed kernels read), and float32 for
-tokens and tensors.
+Bits per weight include everything that is stored: codes (each row rounded up to whole
+bytes), scales, zero points and minima. "4 bits" without these can be 25 % too small
+(int4_g32_min takes 5.0). Scales are float16 for groups, bfloat16 for channels (packed
+kernels read these), and float32 for tokens and tensors.
 """
 
 from __future__ import annotations
@@ -37,13 +37,6 @@ GRAMMAR = (
     "int4_g32_min), fp32, fp16, bf16, fp8_e4m3 or nvfp4"
 )
 
-# The formats that tables, tests and benchmarks use. Every other name works as well.
-KNOWN_FORMATS = tuple(
-    "fp32 fp16 bf16 fp8_e4m3 nvfp4 int8_channel int8_token int8_tensor int8_g32_sym int4_channel "
-    "int4_g32_sym int4_g32_zp int4_g32_min int4_g64_zp int4_g128_zp int3_channel int3_g64_zp "
-    "int2_g32_zp".split()
-)
-
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # our name: torch's name
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1}
 LARGEST_GROUP = 65_536  # short rows are padded to a whole group, so a typo could need terabytes
@@ -58,12 +51,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """One number format.
+    """A number format.
 
     kind: "integer", "float" (a dtype) or "scaled_float" (fp8_e4m3, nvfp4).
-    sharing: what has one scale: "none", "tensor", "row" (channel, token) or "group".
+    sharing: which weights share a scale: "none", "tensor", "row" (channel, token) or
+        "group".
     offset: None (symmetric), "zero_point", "minimum" or "middle".
-    tensor_scale: whether the whole tensor has one more float32 scale (NVFP4).
+    tensor_scale: whether the tensor has another float32 scale (NVFP4).
     """
 
     name: str
@@ -77,9 +71,7 @@ class NumberFormat:
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Lowest and highest integer code."""
-        if self.kind != "integer":
-            raise BadRequest(f"{self.name} is not an integer format and has no range of codes.")
+        """Lowest and highest code of an integer format."""
         half = 1 << (self.bits - 1)
         return (-half, half - 1) if self.symmetric else (0, 2 * half - 1)
 
@@ -89,31 +81,31 @@ class NumberFormat:
 
     def groups(self, length: int) -> int:
         """Number of scales per row of `length` weights; a short last group has one."""
-        if self.group_size is not None:
-            return math.ceil(length / self.group_size)
-        return int(self.sharing == "row")
+        return math.ceil(length / self.group_size) if self.group_size else 1
+
+    def _scale_nbytes(self, groups: int) -> int:
+        """Bytes of the scales and offsets of consecutive groups."""
+        scales = groups * DTYPE_BYTES[self.scale_dtype] if self.scale_dtype else 0
+        zero_points = math.ceil(groups * self.bits / 8)  # packed like codes
+        return scales + {None: 0, "zero_point": zero_points}.get(self.offset, scales)
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a tensor [..., K]: codes, scales and offsets, as they are stored."""
         rows, length = math.prod(shape[:-1]), shape[-1]
-        total = rows * math.ceil(length * self.bits / 8)
-        lines, groups = (1, 1) if self.sharing == "tensor" else (rows, self.groups(length))
-        if self.scale_dtype is not None:
-            copies = 2 if self.offset in ("minimum", "middle") else 1
-            total += copies * lines * groups * DTYPE_BYTES[self.scale_dtype]
-        if self.offset == "zero_point":  # packed like codes
-            total += lines * math.ceil(groups * self.bits / 8)
-        return total + (4 if self.tensor_scale else 0)
+        lines = 1 if self.sharing == "tensor" else rows
+        scales = lines * self._scale_nbytes(self.groups(length))
+        return rows * math.ceil(length * self.bits / 8) + scales + 4 * self.tensor_scale
 
     def bits_per_weight(self, shape: tuple[int, ...] | None = None) -> float:
-        """All-in bits per weight; without a shape, the limit for long rows."""
+        """Bits per weight with scales and offsets.
+
+        Without a shape, return the limit for long rows.
+        """
         if shape is not None:
             return 8 * self.nbytes(shape) / math.prod(shape)
-        if self.group_size is None or self.scale_dtype is None:
-            return float(self.bits)
-        scale = 8 * DTYPE_BYTES[self.scale_dtype]
-        offset = {None: 0, "zero_point": self.bits}.get(self.offset, scale)
-        return self.bits + (scale + offset) / self.group_size
+        # Eight zero points of any size fill whole bytes: the bytes of 8 groups are 8 times
+        # the bits of one group divided by 8.
+        return self.bits + (self._scale_nbytes(8) / self.group_size if self.group_size else 0.0)
 
     def __str__(self) -> str:
         return self.name
@@ -130,30 +122,30 @@ _OFFSETS = {None: None, "sym": None, "zp": "zero_point", "min": "minimum", "mid"
 
 @cache
 def _parse(name: str) -> NumberFormat:
-    if name in FLOATS:
-        return FLOATS[name]
     match = _INTEGER.fullmatch(name)
     if match is None:
         raise BadRequest(f"There is no number format {name!r}; a format is {GRAMMAR}.")
-    bits, sharing, suffix = int(match[1]), match[2], match[4]
-    offset = _OFFSETS[suffix]
-    group = int(match[3]) if match[3] else None
-    if group is not None and group > LARGEST_GROUP:
-        row = name.replace(sharing, "channel")
+    bits, sharing, group, suffix = match.groups()
+    if group and int(group) > LARGEST_GROUP:
+        channel = name.replace(sharing, "channel")
         raise BadRequest(
-            f"The groups of {name} are too long; use 1 to {LARGEST_GROUP} weights, or {row}."
+            f"{name} has too long groups; use 1 to {LARGEST_GROUP} weights, or {channel}."
         )
     # PyTorch's packed kernels are fast only with bfloat16 scales, so `mid` has these.
     grouped = ("group", "bf16" if suffix == "mid" else "fp16")
     shared, dtype = _SHARING.get(sharing, grouped)
+    offset = _OFFSETS[suffix]
     ending = f"_{suffix}" if offset else "_sym" if group else ""
-    canonical = f"int{bits}_{sharing}{ending}"
-    return NumberFormat(canonical, "integer", bits, shared, group, dtype, offset)
+    size = int(group) if group else None
+    name = f"int{bits}_{sharing}{ending}"
+    return NumberFormat(name, "integer", int(bits), shared, size, dtype, offset)
 
 
 def get_format(name: str | NumberFormat) -> NumberFormat:
     """Return the format called `name`. Raises BadRequest for an unknown name."""
-    return name if isinstance(name, NumberFormat) else _parse(str(name))
+    if isinstance(name, NumberFormat):
+        return name
+    return FLOATS.get(str(name)) or _parse(str(name))
 
 
 def is_format(name: str) -> bool:

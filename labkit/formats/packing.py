@@ -1,12 +1,12 @@
-"""Pack codes of 1 to 8 bits into bytes: one little-endian bit stream per row.
+"""Pack codes of 1 to 8 bits into bytes, as one little-endian bit stream per row.
 
-Code i of a row takes bits i*bits to (i+1)*bits - 1, lowest bit first; a row ends on a
-whole byte. The 4-bit codes 0, 1, 2, 3 are the bytes 10 32, the 2-bit codes 0..3 are the
-byte E4, and eight 3-bit codes take three bytes. The tests pin this order: a round trip
-with the same mistake in both directions would look right.
+Code i of a row takes bits i*bits to (i+1)*bits - 1, lowest bit first. A row ends on a
+whole byte. The 4-bit codes 0, 1, 2, 3 become the bytes 10 32, the 2-bit codes 0..3 the
+byte E4, and eight 3-bit codes three bytes. The tests pin this order, because a round
+trip does not show a mistake that both directions share.
 
 A word is the smallest number of whole bytes that whole codes fill. Cost: one pass over
-a row per code of a word.
+a row for each code of a word.
 """
 
 import math
@@ -19,18 +19,18 @@ from labkit.errors import BadRequest
 
 
 def _word(bits: int) -> tuple[int, int, torch.dtype]:
-    """Return the codes and bytes per word, and its dtype; no code crosses a word."""
+    """Return the codes per word, its bytes and its dtype. No code crosses a word."""
     return (8 // bits, 1, torch.uint8) if 8 % bits == 0 else (8, bits, torch.int64)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack integer codes [R, K] -> uint8 [R, ceil(K*bits/8)], in two's complement.
+    """Pack integer codes [R, K] into uint8 [R, ceil(K*bits/8)].
 
-    Raises BadRequest if the codes are not integers of `bits` bits.
+    Negative codes are stored in two's complement. Raises BadRequest if the codes are not integers of `bits` bits.
     """
     length, half = codes.shape[1], 1 << (bits - 1)
     if codes.is_floating_point():
-        raise BadRequest(f"Codes must be integers, not {codes.dtype}; round and clamp them first.")
+        raise BadRequest(f"The codes are {codes.dtype}; round and clamp them to integers first.")
     low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
     if low < -half or high >= (half if low < 0 else 2 * half):
         raise BadRequest(f"Codes from {low} to {high} do not fit {bits} bits; clamp them first.")
@@ -45,9 +45,10 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: int, signed: bool = False) -> Tensor:
-    """Unpack uint8 [R, ceil(K*bits/8)] -> codes [R, K], uint8, or int8 if `signed`.
+    """Unpack uint8 [R, ceil(K*bits/8)] into codes [R, K], int8 if `signed`, else uint8.
 
-    Raises BadRequest if rows of `length` codes do not have this many bytes.
+    `length` is K. Raises BadRequest if rows of this length need another number of
+    bytes.
     """
     width, half = math.ceil(length * bits / 8), 1 << (bits - 1)
     if packed.shape[1] != width:

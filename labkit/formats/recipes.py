@@ -1,9 +1,9 @@
 """Named recipes as data: the number format of each part of a model. Needs no torch.
 
-A recipe name is one of four short names, or a format name. A format name puts all
-blocks in that format, and head and embedding in `int8_channel`. Those two are a fifth
-of a small model, and the head loses most from few bits. Recipes with exceptions per
-layer, YAML files and a search are in `labkit.quant.recipe`.
+A recipe name is one of four short names, or a format name. A format name puts the
+blocks in that format, and head and embedding in `int8_channel`: those two are a fifth
+of a small model, and the head loses most from few bits. `labkit.quant.recipe` adds
+exceptions per layer, YAML files and a search.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,6 @@ class RecipeFormats:
     blocks: str
     head: str
     embedding: str
-
-    def __post_init__(self) -> None:
-        for part in (self.blocks, self.head, self.embedding):
-            get_format(part)
 
 
 RECIPES = {
@@ -44,8 +40,9 @@ def get_recipe(name: str | RecipeFormats) -> RecipeFormats:
     if name in RECIPES:
         return RECIPES[name]
     if not is_format(name):
+        names = ", ".join(RECIPES)
         raise BadRequest(
-            f"There is no recipe {name!r}; a recipe is {', '.join(RECIPES)}, or a format: {GRAMMAR}."
+            f"There is no recipe {name!r}; give {names} or a number format: {GRAMMAR}."
         )
     name = get_format(name).name
     rest = "fp16" if name == "fp16" else "int8_channel"  # fp16 is a dtype for the whole model

@@ -1,10 +1,9 @@
 """Store a tensor in a number format as codes, scales and offsets, and decode it.
 
-`quantize` rounds to nearest on the grid of each group's range. The methods of
-`labkit.quant` choose better grids or codes and call `from_codes`. Every layout,
-including the portable packed bytes (`packed`), is computed from these codes, without
-repacking another layout. Leading dimensions are rows: a [experts, N, K] tensor is
-experts * N rows of K.
+`quantize` rounds to nearest on the grid that spans each group's range. The methods of
+`labkit.quant` choose better grids or codes and call `from_grid` or `from_codes`. Every
+layout in memory and in files is computed from these codes, never from another layout.
+Leading dimensions are rows: a tensor [experts, N, K] has experts * N rows of K.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from labkit.formats import floats, integer
 from labkit.formats.names import NumberFormat, get_format
 from labkit.formats.packing import pack, unpack
 
-# Scaled float formats: numbers [R, K] -> the tensors of a QuantizedTensor by name, and back.
+# For each scaled float format, a function from values [R, K] to the tensors of a QuantizedTensor
+# by name, and the function that reverses it.
 Codec = tuple[Callable[[Tensor], dict[str, Tensor]], Callable[..., Tensor]]
 CODECS: dict[str, Codec] = {
     "fp8_e4m3": (floats.encode_fp8, floats.decode_fp8),
@@ -31,12 +31,14 @@ CODECS: dict[str, Codec] = {
 
 @dataclass
 class QuantizedTensor:
-    """A tensor [..., K] in `format`, one code per weight.
+    """A tensor [..., K] in `format`, with one code per weight.
 
-    codes: integers [R, K], int8 if the format is symmetric, else uint8; the bits
-        (uint8) of fp8_e4m3 and nvfp4; the numbers of fp32, fp16 and bf16.
-    scale: [R, groups] in its stored dtype. tensor_scale: float32 [] (NVFP4).
+    codes: [R, K]. Integers are int8 if the format is symmetric, else uint8. The codes of
+        fp8_e4m3 and nvfp4 are their bits, uint8. Those of fp32, fp16 and bf16 are the
+        values.
+    scale: [R, groups] in its stored dtype.
     offset: zero points uint8 [R, groups], or minima or middles in the scale's dtype.
+    tensor_scale: float32 without dimensions (NVFP4).
     """
 
     format: NumberFormat
@@ -47,13 +49,11 @@ class QuantizedTensor:
     tensor_scale: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
-        parts = {"codes": self.codes, "scale": self.scale, "offset": self.offset}
-        parts["tensor_scale"] = self.tensor_scale
-        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+        """Return codes, scales and offsets by name, as far as the format has them."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def packed(self) -> dict[str, Tensor]:
-        """Return the portable form, for files: codes and zero points as packed bytes."""
+        """Return the form that files contain: codes and zero points as packed bytes."""
         parts = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
         if self.format.kind != "float":
             parts["codes"] = pack(self.codes, self.format.bits)
@@ -65,7 +65,7 @@ class QuantizedTensor:
     def from_packed(
         cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
     ) -> QuantizedTensor:
-        """Undo `packed`."""
+        """Make a tensor from the result of `packed`."""
         parts, bits = dict(packed), format.bits
         if format.kind != "float":
             signed = format.kind == "integer" and format.symmetric
@@ -76,7 +76,7 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the portable form."""
+        """Bytes of `packed`."""
         return self.format.nbytes(self.shape)
 
     @property
@@ -93,13 +93,13 @@ class QuantizedTensor:
         return integer.Grid(self.format, self.scale, self.offset)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return rows of a matrix as float32 [..., K]: an embedding look-up."""
+        """Look up rows of a matrix, as an embedding does; return float32 [..., K]."""
         parts = pick_rows(self.format, self.tensors(), index.reshape(-1))
         chosen = QuantizedTensor(self.format, (index.numel(), self.shape[-1]), **parts)
         return chosen.dequantize().view(*index.shape, self.shape[-1])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the numbers [..., K]."""
+        """Return the values [..., K]."""
         format, codes = self.format, self.codes
         if format.kind == "float":
             values = codes
@@ -114,7 +114,7 @@ class QuantizedTensor:
 def pick_rows(
     format: NumberFormat, parts: Mapping[str, Tensor], index: Tensor
 ) -> dict[str, Tensor]:
-    """Select rows of each tensor, packed or not; values of the whole tensor stay."""
+    """Select rows of each tensor, packed or not. Scales of the whole tensor are kept."""
     whole = {"tensor_scale", *(("scale", "offset") if format.sharing == "tensor" else ())}
     return {name: part if name in whole else part[index] for name, part in parts.items()}
 
@@ -122,8 +122,8 @@ def pick_rows(
 def finite(weight: Tensor) -> bool:
     """Return whether no value is NaN or infinite.
 
-    A sum in one pass keeps NaN and infinity. If the sum overflows, each value is
-    checked.
+    The sum takes one pass and shows NaN and infinity. Only if it overflows, each value
+    is checked.
     """
     return bool(weight.sum(dtype=torch.float32).isfinite()) or bool(weight.isfinite().all())
 
@@ -131,7 +131,7 @@ def finite(weight: Tensor) -> bool:
 def check(weight: Tensor, format: NumberFormat) -> None:
     """Raise BadRequest for a tensor that cannot be quantized."""
     if not weight.is_floating_point():
-        raise BadRequest(f"Only floating-point weights can be quantized; these are {weight.dtype}.")
+        raise BadRequest(f"The weights are {weight.dtype}; give a floating-point dtype.")
     if weight.ndim == 0 or weight.numel() == 0:
         raise BadRequest(f"A tensor of shape {tuple(weight.shape)} has no row to quantize.")
     if not finite(weight):
@@ -139,10 +139,10 @@ def check(weight: Tensor, format: NumberFormat) -> None:
 
 
 def quantize(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
-    """Round [..., K] of any float dtype to the nearest values of `format`.
+    """Round a weight [..., K] of any float dtype to the nearest values of `format`.
 
-    Raises BadRequest for NaN, infinity, an empty tensor, or weights beyond the format's
-    range.
+    Raises BadRequest for NaN, infinity, an empty tensor, and for weights outside the
+    format's range.
     """
     format = get_format(format)
     check(weight, format)
@@ -159,13 +159,13 @@ dequantize = QuantizedTensor.dequantize
 
 
 def from_grid(flat: Tensor, grid: integer.Grid, shape: tuple[int, ...]) -> QuantizedTensor:
-    """Round float32 weights [R, K] to a given grid."""
+    """Round float32 weights [R, K] to a grid; return a tensor of `shape`."""
     codes = integer.encode(integer.grouped(flat, grid.format), grid)
     return from_codes(integer.ungrouped(codes, *flat.shape), grid, shape)
 
 
 def from_codes(codes: Tensor, grid: integer.Grid, shape: tuple[int, ...]) -> QuantizedTensor:
-    """Make a tensor of `shape` from integer codes [R, K] on a grid."""
+    """Return a tensor of `shape` with the integer codes [R, K] on a grid."""
     assert math.prod(shape) == codes.numel(), (shape, codes.shape)
     codes = codes.to(torch.int8 if grid.format.symmetric else torch.uint8)
     return QuantizedTensor(grid.format, tuple(shape), codes, grid.scale.contiguous(), grid.offset)

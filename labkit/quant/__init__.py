@@ -1,31 +1,26 @@
-"""Weights in fewer bits: methods, recipes, and a walk over any torch model.
+"""Quantize weights: methods, recipes, and a walk over any torch model.
 
     from labkit.quant import quantize_model
     report = quantize_model(model, "int4")
 
-Methods `rtn` and `clip` need no data; `gptq` and `awq` read calibration text. This
-package knows no model architecture: callers pass which operation precedes which layers.
+Methods `rtn` and `clip` need no data; `gptq` and `awq` need calibration text. This
+package knows no model architecture: for AWQ, the caller says which operation precedes
+which layers.
 """
 
 from __future__ import annotations
 
 import importlib
 
-_NAMES = {
-    "Calibration": "calibrate",
-    "GPTQOptions": "gptq",
-    "Method": "methods",
-    "QuantizationReport": "inventory",
-    "QuantizedLinear": "linear",
-    "Recipe": "recipe",
-    "collect": "calibrate",
-    "gptq": "gptq",
-    "predict": "apply",
-    "quantize": "methods",
-    "quantize_model": "apply",
-    "search": "recipe",
-    "unpack_model": "linear",
+_MODULES = {
+    "apply": "predict quantize_model",
+    "calibrate": "Calibration collect",
+    "inventory": "QuantizationReport",
+    "linear": "QuantizedLinear unpack_model",
+    "methods": "Method quantize",
+    "recipe": "Recipe search",
 }
+_NAMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_NAMES)
 
 

@@ -244,7 +244,7 @@ def test_a_lock_that_cannot_be_taken_gives_one_sentence(cache_folder, tmp_path):
 def test_names_are_checked():
     with pytest.raises(BadRequest, match="'gpt-7'.*humaneval"):
         assets.asset_path("gpt-7")
-    with pytest.raises(BadRequest, match="leaves"):
+    with pytest.raises(BadRequest, match="outside the data folder"):
         data_path("../pyproject.toml")
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from fakes import FORMATS
 from labkit.errors import BadRequest
-from labkit.formats import KNOWN_FORMATS, dequantize, floats, get_format, quantize
+from labkit.formats import dequantize, floats, get_format, quantize
 from labkit.formats.integer import Grid, encode, round_to_grid
 
-INTEGERS = [name for name in KNOWN_FORMATS if name.startswith("int")] + [
+INTEGERS = [name for name in FORMATS if name.startswith("int")] + [
     "int4_channel_zp",
     "int4_channel_min",
     "int4_g32_mid",
@@ -15,28 +16,31 @@ INTEGERS = [name for name in KNOWN_FORMATS if name.startswith("int")] + [
 SCALED = INTEGERS + ["fp8_e4m3", "nvfp4"]
 
 
-def allowed(weight, held):
+def allowed(weight, quantized):
     """What a format may lose, weight by weight: half a stored scale (integers), by the docstrings (floats)."""
-    if held.format.name == "fp8_e4m3":
-        return weight.abs() / 16 + held.scale * 2**-10
-    if held.format.name == "nvfp4":
+    if quantized.format.name == "fp8_e4m3":
+        return weight.abs() / 16 + quantized.scale * 2**-10
+    if quantized.format.name == "nvfp4":
         blocks = (
-            held.scale.float().repeat_interleave(16, 1)[:, : weight.shape[1]] * held.tensor_scale
+            quantized.scale.float().repeat_interleave(16, 1)[:, : weight.shape[1]]
+            * quantized.tensor_scale
         )
         return weight.abs() / 4 + blocks / 4
-    size = held.format.group_size or weight.numel()
-    scale = held.scale.float()
+    size = quantized.format.group_size or weight.numel()
+    scale = quantized.scale.float()
     columns = (
-        scale.repeat_interleave(size, 1)[:, : weight.shape[1]] if held.format.group_size else scale
+        scale.repeat_interleave(size, 1)[:, : weight.shape[1]]
+        if quantized.format.group_size
+        else scale
     )
     bound = columns * 0.5
-    if held.format.offset in ("minimum", "middle"):  # the offset itself is rounded
-        bound = bound + 2.0 ** (-8 if held.format.scale_dtype == "bf16" else -11) * (
+    if quantized.format.offset in ("minimum", "middle"):  # the offset itself is rounded
+        bound = bound + 2.0 ** (-8 if quantized.format.scale_dtype == "bf16" else -11) * (
             weight.abs() + 16 * columns
         )
-    if held.format.scale_dtype in ("fp16", "bf16"):  # a rounded-down scale clips the ends
+    if quantized.format.scale_dtype in ("fp16", "bf16"):  # a rounded-down scale clips the ends
         bound = bound + columns * 2.0 ** (
-            held.format.bits - (8 if held.format.scale_dtype == "bf16" else 11)
+            quantized.format.bits - (8 if quantized.format.scale_dtype == "bf16" else 11)
         )
     return bound + weight.abs() * 1e-6 + 1e-7 * columns
 
@@ -44,8 +48,8 @@ def allowed(weight, held):
 @pytest.mark.parametrize("name", SCALED)
 def test_every_value_is_within_the_stated_bound(name):
     weight = torch.randn(8, 96, generator=torch.Generator().manual_seed(3))
-    held = quantize(weight, name)
-    assert bool(((held.dequantize() - weight).abs() <= allowed(weight, held)).all())
+    quantized = quantize(weight, name)
+    assert bool(((quantized.dequantize() - weight).abs() <= allowed(weight, quantized)).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -58,13 +62,13 @@ def test_awkward_rows(name, dtype):
     weight[3] = -weight[3].abs() - 0.01
     weight[4, 7] = 1e4
     weight = weight.to(dtype)
-    held = quantize(weight, name)
-    back, weight = held.dequantize(), weight.float()
-    assert bool(torch.isfinite(back).all()) and bool(torch.isfinite(held.scale.float()).all())
+    quantized = quantize(weight, name)
+    back, weight = quantized.dequantize(), weight.float()
+    assert bool(torch.isfinite(back).all()) and bool(torch.isfinite(quantized.scale.float()).all())
     assert torch.equal(back[0], torch.zeros(64))  # zero is exact
     if get_format(name).sharing != "tensor":
         assert bool(
-            (held.scale.float()[3] > 0).all()
+            (quantized.scale.float()[3] > 0).all()
         )  # the absolute maximum, taken with its absolute value
         torch.testing.assert_close(
             back[2], weight[2], rtol=2**-4 if name == "nvfp4" else 2**-8, atol=0
@@ -72,16 +76,16 @@ def test_awkward_rows(name, dtype):
         assert bool((back[3] <= 0).all())
         if name != "nvfp4":  # there the outlier of another row sets the tensor's scale
             assert bool(back[1].abs().max() > 0)  # tiny is not lost to a scale that underflowed
-    assert bool(((back - weight).abs() <= allowed(weight, held)).all())
+    assert bool(((back - weight).abs() <= allowed(weight, quantized)).all())
 
 
 def test_a_float16_scale_never_underflows():
     weight = torch.full((1, 64), 1e-7)
     weight[0, ::2] *= -1
     for name in ("int4_g64_sym", "int4_g64_zp", "int4_g64_min", "int8_g64_sym"):
-        held = quantize(weight, name)
-        assert float(held.scale.min()) >= 2**-24
-        assert bool(((held.dequantize() - weight).abs() <= 2**-24).all())
+        quantized = quantize(weight, name)
+        assert float(quantized.scale.min()) >= 2**-24
+        assert bool(((quantized.dequantize() - weight).abs() <= 2**-24).all())
 
 
 def test_codes_saturate_and_do_not_wrap():
@@ -92,7 +96,7 @@ def test_codes_saturate_and_do_not_wrap():
     assert (codes.item(), values.item()) == (127, 127.0)
 
 
-@pytest.mark.parametrize("name", KNOWN_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_nan_and_infinity_are_refused(name):
     for bad in (float("nan"), float("inf"), -float("inf")):
         weight = torch.ones(2, 64)
@@ -126,9 +130,9 @@ def test_nvfp4_blocks_of_zero_tiny_and_large():
     assert (
         float(scales.max()) <= 448.0
     )  # before the cast; a stand-in of 1 for the zero block would be 896
-    held = quantize(weight, "nvfp4")
-    assert not bool(torch.isnan(held.scale.float()).any())
-    back = held.dequantize()
+    quantized = quantize(weight, "nvfp4")
+    assert not bool(torch.isnan(quantized.scale.float()).any())
+    back = quantized.dequantize()
     assert torch.equal(back[0, :16], torch.zeros(16))
     assert (
         bool(((back[0, 16:32] - 1e-6).abs() <= float(tensor_scale) * 2**-9 / 4).all())
@@ -142,14 +146,16 @@ def test_a_short_last_group_is_its_own_and_reads_nothing_past_the_end():
     base[:, :80] = torch.randn(2, 80, generator=torch.Generator().manual_seed(0))
     view = base[:, :80]  # poison behind every row
     for name in ("int4_g128_zp", "int4_g32_min", "int3_g64_zp", "nvfp4", "int8_g32_sym"):
-        held = quantize(view, name)
-        assert held.dequantize().shape == (2, 80) and bool(torch.isfinite(held.dequantize()).all())
+        quantized = quantize(view, name)
+        assert quantized.dequantize().shape == (2, 80) and bool(
+            torch.isfinite(quantized.dequantize()).all()
+        )
         tail = 80 - 80 % (get_format(name).group_size)
         if (
             tail < 80 and name != "nvfp4"
         ):  # the tail alone gives the same codes: no neighbour in its range
             alone = quantize(view[:, tail:].contiguous(), name)
-            assert torch.equal(alone.dequantize(), held.dequantize()[:, tail:])
+            assert torch.equal(alone.dequantize(), quantized.dequantize()[:, tail:])
     assert quantize(torch.ones(1, 4304), "int4_g32_sym").scale.shape == (1, 135)
 
 
@@ -166,10 +172,10 @@ def test_a_float_minimum_gives_a_q4_1_grid_back():
     assert float((dequantize(quantize(weight, "int4_g32_zp")) - weight).abs().max()) > 1e-4
 
 
-@pytest.mark.parametrize("name", KNOWN_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_rows_looked_up_are_rows_dequantised(name):
-    held = quantize(torch.randn(9, 40, generator=torch.Generator().manual_seed(2)), name)
+    quantized = quantize(torch.randn(9, 40, generator=torch.Generator().manual_seed(2)), name)
     index = torch.tensor([[0, 8], [3, 3]])
-    assert torch.equal(held.rows(index), held.dequantize()[index])
+    assert torch.equal(quantized.rows(index), quantized.dequantize()[index])
     one = quantize(torch.ones(1, 40), name)
     assert one.rows(torch.tensor([0, 0])).shape == (2, 40)

@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
+from fakes import FORMATS
 from labkit.errors import BadRequest
-from labkit.formats import KNOWN_FORMATS, RECIPES, get_format, get_recipe, quantize
+from labkit.formats import RECIPES, get_format, get_recipe, quantize
 
 EXTRA = (
     "int5_g32_zp",
@@ -52,14 +53,15 @@ def test_a_shape_adds_what_the_limit_hides():
 
 
 @pytest.mark.parametrize("shape", [(5, 64), (3, 84), (2, 7), (1, 1), (2, 3, 80), (64,)])
-@pytest.mark.parametrize("name", KNOWN_FORMATS + EXTRA)
+@pytest.mark.parametrize("name", FORMATS + EXTRA)
 def test_predicted_bytes_are_the_stored_bytes(name, shape):
-    held = quantize(torch.randn(shape), name)
-    assert held.nbytes == get_format(name).nbytes(shape)
+    quantized = quantize(torch.randn(shape), name)
+    assert quantized.nbytes == get_format(name).nbytes(shape)
     storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held.packed().values()
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in quantized.packed().values()
     }
-    assert sum(storages.values()) == held.nbytes  # no view into something larger
+    assert sum(storages.values()) == quantized.nbytes  # no view into something larger
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_a_zero_point_is_stored_as_it_is(zero):
         torch.tensor([[0.5]]),
         torch.tensor([[zero]], dtype=torch.uint8),
     )
-    held = from_codes(torch.arange(16)[None], grid, (1, 16))
-    assert held.packed()["offset"].tolist() == [[zero]]
-    assert held.packed()["codes"][0].tolist() == list(bytes.fromhex("1032547698badcfe"))
-    assert held.dequantize()[0].tolist() == [(code - zero) * 0.5 for code in range(16)]
+    quantized = from_codes(torch.arange(16)[None], grid, (1, 16))
+    assert quantized.packed()["offset"].tolist() == [[zero]]
+    assert quantized.packed()["codes"][0].tolist() == list(bytes.fromhex("1032547698badcfe"))
+    assert quantized.dequantize()[0].tolist() == [(code - zero) * 0.5 for code in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_a_zero_point_is_stored_as_it_is(zero):
     ],
 )
 def test_whole_tensors_are_pinned_and_come_back(row, format, codes, scale, offset):
-    held = quantize(torch.tensor([row]), format)
-    packed = held.packed()
+    quantized = quantize(torch.tensor([row]), format)
+    packed = quantized.packed()
     assert packed["codes"].tolist() == [list(bytes.fromhex(codes))]
     assert packed["scale"].tolist() == [[scale]]
     assert ("offset" in packed) == (offset is not None)
     if offset is not None:
         assert packed["offset"].tolist() == [[offset]]
-    back = QuantizedTensor.from_packed(held.format, held.shape, packed)
-    assert back.codes.dtype == held.codes.dtype and torch.equal(back.codes, held.codes)
-    assert torch.equal(back.dequantize(), held.dequantize())
+    back = QuantizedTensor.from_packed(quantized.format, quantized.shape, packed)
+    assert back.codes.dtype == quantized.codes.dtype and torch.equal(back.codes, quantized.codes)
+    assert torch.equal(back.dequantize(), quantized.dequantize())
 
 
 def test_e2m1_nibbles_and_their_ties():

@@ -30,7 +30,7 @@ def outliers(rows=32, columns=96, seed=0):
 def test_clipping_never_loses_to_the_full_range(name):
     weight, format = outliers(), get_format(name)
     full, clipped = quantize(weight, name), from_grid(weight, search_clip(weight, format), (32, 96))
-    per_row = lambda held: (held.dequantize() - weight).square().sum(1)  # noqa: E731
+    per_row = lambda quantized: (quantized.dequantize() - weight).square().sum(1)  # noqa: E731
     assert bool((per_row(clipped) <= per_row(full) * 1.0001).all())
     assert float(per_row(clipped).sum()) < 0.98 * float(per_row(full).sum())
 
@@ -152,11 +152,11 @@ def test_awq_keeps_alpha_zero_where_nothing_helps():
 
 def test_w8a8_equals_its_reference_for_awkward_tokens():
     weight = torch.randn(48, 100, generator=torch.Generator().manual_seed(0))
-    held = quantize(weight, "int8_channel")
+    quantized = quantize(weight, "int8_channel")
     x = torch.randn(20, 100, generator=torch.Generator().manual_seed(1))
     x[0], x[1, 3], x[2] = 0.0, 1e6, 1e-20
-    layer = W8A8Weight(held)
-    torch.testing.assert_close(layer.matmul(x), reference(x, held), rtol=1e-5, atol=1e-30)
+    layer = W8A8Weight(quantized)
+    torch.testing.assert_close(layer.matmul(x), reference(x, quantized), rtol=1e-5, atol=1e-30)
     assert torch.equal(layer.matmul(x)[0], torch.zeros(48))
     for row in (3, 10):  # a token's result does not depend on its neighbours
         torch.testing.assert_close(layer.matmul(x[row : row + 1])[0], layer.matmul(x)[row])
@@ -167,9 +167,9 @@ def test_w8a8_equals_its_reference_for_awkward_tokens():
 def test_token_codes_saturate_and_nan_stays_visible():
     codes, scale = quantize_tokens(torch.tensor([[127.0, -254.0, 1.0], [0.0, 0.0, 0.0]]))
     assert codes.tolist() == [[64, -127, 0], [0, 0, 0]] and float(scale[0]) == 2.0
-    held = quantize(torch.ones(4, 3), "int8_channel")
+    quantized = quantize(torch.ones(4, 3), "int8_channel")
     assert bool(
-        torch.isnan(W8A8Weight(held).matmul(torch.tensor([[1.0, float("nan"), 2.0]]))).any()
+        torch.isnan(W8A8Weight(quantized).matmul(torch.tensor([[1.0, float("nan"), 2.0]]))).any()
     )
     with pytest.raises(BadRequest, match="int8_channel"):
         W8A8Weight(quantize(torch.ones(4, 3), "int4_channel"))
@@ -181,10 +181,10 @@ def test_a_linear_layer_of_any_method_is_stored_alike():
     statistics.add(x)
     errors = {}
     for method in ("rtn", "clip", "gptq", "gptq+clip"):
-        held = quantize_by(weight, "int4_g32_zp", statistics, method)
-        assert held.nbytes == get_format("int4_g32_zp").nbytes((64, 64))
-        errors[method] = error(weight, held, statistics.hessian)
-        QuantizedLinear(held)(x)
+        quantized = quantize_by(weight, "int4_g32_zp", statistics, method)
+        assert quantized.nbytes == get_format("int4_g32_zp").nbytes((64, 64))
+        errors[method] = error(weight, quantized, statistics.hessian)
+        QuantizedLinear(quantized)(x)
     assert errors["gptq"] < errors["rtn"] and errors["clip"] < errors["rtn"]
     with pytest.raises(BadRequest, match="no method 'magic'"):
         Method("awq+magic")

@@ -54,7 +54,7 @@ print(json.dumps([counted() - before, tensor_bytes(model)]))
 """
 
 
-def held(*arguments) -> tuple[int, int]:
+def quantized(*arguments) -> tuple[int, int]:
     """(growth of a fresh process, bytes of the model's tensors) after loading, a prefill and a few tokens."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", HELD, *map(str, arguments)],
@@ -82,8 +82,8 @@ def test_predicted_bytes_are_the_tensors_and_the_process_holds_no_second_copy(
     (tmp_path / "config.pickle").write_bytes(pickle.dumps(model.config))
     del model
     others = (tmp_path / "config.pickle", recipe, tmp_path / "tiny.safetensors")
-    process, tensors = held(tmp_path / "small.safetensors", *others)
-    full_process, full_tensors = held("fp32", *others)
+    process, tensors = quantized(tmp_path / "small.safetensors", *others)
+    full_process, full_tensors = quantized("fp32", *others)
     assert tensors == promised + tables and full_tensors == full
     print(
         f"{recipe}: tensors {tensors / full:.3f} of float32's, process {process / full_process:.3f} ({process} B)"
