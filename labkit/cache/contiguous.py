@@ -8,15 +8,16 @@ the cache: 2 * K * D numbers per cached token and layer.
 The number of slots doubles when they run out, up to `capacity`. While a cache grows,
 the old and the new block both exist.
 
-When it loses: rows of very different length (each takes as much as the longest; see the
-paged cache), and very short texts, which cost as much to read as to recompute.
+When it loses: rows of very different length, because each takes as much memory as the
+longest (see the paged cache). It also loses for very short texts, which cost as much to
+read as to recompute.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,12 +36,16 @@ class ContiguousCache(KVCache):
     """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        start, end = self.step.starts[0], self.step.starts[0] + self.step.num_tokens
-        for cached, new in self._sides(layer, keys, values):
-            if self.step.uniform:
-                cached[:, :, start:end] = new  # [B, K, T, D]
-            else:
-                self._append_ragged(cached, new)
+        self.check_own(layer)
+        step, start = self.step, self.step.starts[0]
+        for side, new in ((self.keys, keys), (self.values, values)):
+            if side[layer] is None:  # MLA: the values are a part of the keys
+                continue
+            if step.uniform:
+                side[layer][:, :, start : start + step.num_tokens] = new  # [B, K, T, D]
+            else:  # rows of unequal length, without their padding
+                rows, tokens, slots = step.scatter  # [N] each
+                side[layer][rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         keys, values = self._cached(layer)  # [B, K, S, D], all tokens so far
@@ -52,39 +57,24 @@ class ContiguousCache(KVCache):
         self.values: list[Any] = [None] * self.shape.num_layers  # None: the layer stores a latent
         self._allocate(self._enough(1))
 
-    def _sides(self, layer: int, keys: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (cached, new) tensors. An MLA layer has keys only."""
-        self.check_own(layer)
-        yield self.keys[layer], keys
-        if self.values[layer] is not None:
-            yield self.values[layer], values
-
-    def _append_ragged(self, cached: Tensor, new: Tensor) -> None:
-        """Write rows of unequal length, without their padding."""
-        rows, tokens, slots = self.step.scatter()  # [N] each
-        cached[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
-
     def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return views of the keys and values that a layer reads."""
         home, latent = self.shape.home[layer], self.shape.layers[layer].latent_dim
         keys = self.keys[home][:, :, : self.step.length]
         if latent is not None:
-            return keys, keys[..., :latent]  # MLA: the values are a part of the keys
+            return keys, keys[..., :latent]
         return keys, self.values[home][:, :, : self.step.length]
 
     def tensors(self) -> list[Tensor]:
         return [tensor for tensor in (*self.keys, *self.values) if tensor is not None]
 
     def nbytes_used(self) -> int:
-        numbers = sum(math.prod(stored(self.shape.layers[i])) for i in self.shape.own)
-        return sum(self.lengths) * numbers * self.dtype.itemsize
+        return sum(self.lengths) * sum(tensor[0, :, 0].nbytes for tensor in self.tensors())
 
     def _layout(self) -> InMemory | None:
         kind = {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(self.dtype)
-        keys, values = (
-            [{"numbers": tensor} for tensor in side] for side in (self.keys, self.values)
-        )
-        return None if kind is None else InMemory(kind, self.slots, keys, values)
+        sides = ([{"numbers": tensor} for tensor in side] for side in (self.keys, self.values))
+        return None if kind is None else InMemory(kind, self.slots, *sides)
 
     def of_layers(self, layers: Sequence[int]) -> ContiguousCache:
         """Return a view of some layers: the same tensors, with separate lengths."""
@@ -94,7 +84,7 @@ class ContiguousCache(KVCache):
         view._in_memory = None
         return view
 
-    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(self.length, device=self.device).expand(self.batch, -1)
         return self.keys[layer][:, :, : self.length].float(), positions
 
@@ -108,8 +98,8 @@ class ContiguousCache(KVCache):
 
     def _allocate(self, slots: int) -> None:
         # Zeros, because a masked slot is multiplied by weight 0, and 0 * NaN is NaN. On a
-        # CPU all layers lie in one piece, which may be on huge pages. Another device grows
-        # layer by layer.
+        # CPU all layers are in one piece of memory, which may be on huge pages. Another
+        # device allocates layer by layer.
         places = []
         for i in self.shape.own:
             heads, width, sides = stored(self.shape.layers[i])
@@ -122,7 +112,7 @@ class ContiguousCache(KVCache):
             else:
                 pieces = (torch.zeros(n, dtype=self.dtype, device=self.device) for n in numbers)
             for side, i, size in places:
-                # `.data`: autograd would take a write to one layer for a write to all.
+                # Without `.data`, autograd takes a write to one layer for a write to all.
                 new = next(pieces).view(size).data
                 if side[i] is not None:
                     new[:, :, : self.length] = side[i][:, :, : self.length]
@@ -132,4 +122,3 @@ class ContiguousCache(KVCache):
     def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
         for side in (self.keys, self.values):
             side[:] = [t if t is None else t.index_select(0, order) for t in side]
-        self._in_memory = None

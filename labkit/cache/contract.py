@@ -10,16 +10,15 @@ Each row of a batch has its own length. Lengths are Python integers, so no step 
 for the device. Prompts of unequal length are padded on the right; `counts` excludes the
 padding.
 
-A new cache implements `append`, `attend`, `tensors`, `nbytes_used`, `_held_keys`,
-`_reserve` and `_select`, and also `_rewind` if a rewind changes more than the length.
-Arguments are checked here, before anything changes.
+A new cache implements `append`, `attend`, `tensors`, `nbytes_used`, `_cached_keys`,
+`_reserve` and `_select`. It implements `_rewind`, too, if a rewind changes more than
+the lengths. This class checks all arguments before anything changes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,23 +33,25 @@ from labkit.plan.kv import KVShape, LayerKV
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def whole_numbers(values: object, what: str, count: int | None = None) -> tuple[int, ...]:
-    """Return `values` as a tuple of ints.
+def is_sequence(values: object) -> bool:
+    """Return True for lists, tuples, tensors and other values with a first axis."""
+    return hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
 
-    Raise BadRequest unless it is a sequence of `count` ints.
+
+def whole_numbers(values: Any, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Return a sequence of whole numbers as a tuple of ints.
+
+    Raises BadRequest for other values, or if there are not `count` numbers.
     """
-    numbers: tuple[object, ...] | None = None
-    with suppress(TypeError):
-        numbers = None if isinstance(values, str | bytes) else tuple(values)  # type: ignore[arg-type]
-    if numbers is None or (count is not None and len(numbers) != count):
+    if not is_sequence(values) or count not in (None, len(values)):
         raise BadRequest(f"{what} are {values!r}; give a sequence of whole numbers, one per row.")
-    return tuple(whole_number(number, f"One of {what[0].lower()}{what[1:]}") for number in numbers)
+    return tuple(whole_number(number, f"One of {what[0].lower()}{what[1:]}") for number in values)
 
 
 def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) -> tuple[int, ...]:
-    """Return how many of `num_tokens` new tokens are real in each row.
+    """Return the number of real tokens among `num_tokens` new ones, per row.
 
-    None means all.
+    If `counts` is None, all tokens are real.
     """
     if counts is None:
         return (num_tokens,) * batch
@@ -66,7 +67,8 @@ def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) ->
 def stored(layer: LayerKV) -> tuple[int, int, int]:
     """Return the number of heads, of values per head and token, and of tensors.
 
-    Keys and values are two tensors; an MLA layer stores one latent with its rotary key.
+    Keys and values are two tensors. An MLA layer has one tensor, which stores the latent
+    and the rotary key.
     """
     if layer.latent_dim is not None:
         return 1, layer.latent_dim + layer.rope_dim, 1
@@ -85,7 +87,7 @@ def grown(
 ) -> Tensor:
     """Return zeros of shape `size` with `old` copied to the start of every dimension.
 
-    The result is an ordinary tensor under inference mode too.
+    The result is an ordinary tensor, even in inference mode.
     """
     with torch.inference_mode(False), torch.no_grad():
         new = torch.zeros(*size, dtype=dtype, device=device)
@@ -113,15 +115,14 @@ class InMemory:
 class KVCache(ABC):
     """Keys and values of `batch` rows, each of at most `capacity` tokens.
 
-    A capacity of None means no limit.
-
-    Raises BadRequest for a shape that this kind of cache does not support.
+    A capacity of None means no limit. Raises BadRequest for arguments, or layers in
+    `shape`, that this kind of cache does not support.
     """
 
     first_slots = 256  # slots allocated at first; they double when they run out
     stores_latents = True  # whether it supports MLA layers
     shares_layers = True  # whether it supports layers that read another layer's cache
-    step: Step  # of the current or latest forward pass
+    step: Step  # the current or latest forward pass
     _in_memory: InMemory | None = None
 
     def __init__(
@@ -135,7 +136,7 @@ class KVCache(ABC):
         if not isinstance(shape, KVShape) or not shape.layers:
             raise BadRequest(f"The shape of a cache is {shape!r}; give a KVShape with layers.")
         if capacity is not None:
-            capacity = whole_number(capacity, "The capacity of a cache (None: no limit)", 1)
+            capacity = whole_number(capacity, "The capacity of a cache", 1)
         if dtype not in DTYPES:
             names = ", ".join(map(str, DTYPES))
             raise BadRequest(f"The dtype of a cache is {dtype}; give one of {names}.")
@@ -143,15 +144,15 @@ class KVCache(ABC):
         latents = any(layer.latent_dim is not None for layer in shape.layers)
         shared = len(shape.own) < shape.num_layers
         if (latents and not self.stores_latents) or (shared and not self.shares_layers):
-            raise BadRequest(
-                f"A {type(self).__name__} does not support {'MLA latents' if latents else 'shared'} "
-                "layers; make a contiguous cache for this model."
-            )
+            kind = "MLA" if latents else "shared"
+            name = type(self).__name__
+            raise BadRequest(f"{name} does not support {kind} layers; make a contiguous cache.")
         self.shape = shape
         self.capacity = capacity
         self.dtype = dtype
         self.device = torch.device(device)
         self.lengths = (0,) * whole_number(batch, "The batch of a cache", 1)
+        self._pass: dict[Any, Any] = {}  # results that the layers of one pass share
 
     @property
     def batch(self) -> int:
@@ -171,43 +172,36 @@ class KVCache(ABC):
         counts = checked_counts(num_tokens, counts, self.batch)
         lengths = tuple(map(int.__add__, self.lengths, counts))
         if self.capacity is not None and max(lengths) > self.capacity:
-            row = lengths.index(max(lengths))
             raise BadRequest(
-                f"The cache is full: row {row} has {self.lengths[row]} tokens and {counts[row]} "
-                f"more exceed the capacity of {self.capacity}; rewind the cache or make a larger one."
+                f"The cache is full: {max(lengths)} tokens exceed the capacity of {self.capacity}; "
+                "rewind the cache or make a larger one."
             )
         step = Step(self.lengths, counts, num_tokens, self.device)
         self._reserve(lengths, step)
-        self.step, self.lengths = step, lengths
+        self.step, self.lengths, self._pass = step, lengths, {}
         return step.positions
 
     def rewind(self, lengths: int | Sequence[int]) -> None:
-        """Keep the first `lengths` tokens (one number, or one per row).
+        """Keep the first `lengths` tokens of each row: one number, or one per row.
 
-        0 empties a row.
+        0 empties a row. Raises BadRequest if a row is shorter, or if the cache has dropped
+        tokens that it would need. Nothing has changed then.
         """
-        what = "The lengths to rewind to"
-        if hasattr(lengths, "__len__") and getattr(lengths, "ndim", 1) > 0:
-            kept = whole_numbers(lengths, what, self.batch)
-        else:
-            kept = (whole_number(lengths, what),) * self.batch
-        for row, (keep, length) in enumerate(zip(kept, self.lengths)):
+        each = lengths if is_sequence(lengths) else [lengths] * self.batch
+        lengths = whole_numbers(each, "The lengths to rewind to", self.batch)
+        for row, (keep, length) in enumerate(zip(lengths, self.lengths)):
             if not 0 <= keep <= length:
-                raise BadRequest(
-                    f"Row {row} has {length} tokens and cannot keep {keep}; give 0 to {length}."
-                )
-        if kept != self.lengths:
-            self._rewind(kept)
-            self.lengths = kept
+                raise BadRequest(f"Row {row} has {length} tokens; keep 0 to {length}, not {keep}.")
+        if lengths != self.lengths:
+            self._rewind(lengths)
+            self.lengths, self._pass = lengths, {}
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Maximum number of tokens that one pass may add to each row.
+        """Return the maximum number of tokens that one pass may add to each row.
 
-        None means any number.
-
-        A pass within this limit gives the same answers as single steps, and `rewind`
-        can then undo all of its tokens but the first. Speculative decoding reads this
-        limit before it drafts.
+        None means any number. A pass within this limit gives the same answers as single
+        steps, and `rewind` can then undo all of its tokens except the first. Speculative
+        decoding reads this limit before it drafts.
         """
         return (None,) * self.batch
 
@@ -229,25 +223,26 @@ class KVCache(ABC):
             with torch.inference_mode(False), torch.no_grad():
                 self._select(rows, torch.tensor(rows, device=self.device))
             self.lengths = tuple(self.lengths[row] for row in rows)
+            self._pass, self._in_memory = {}, None
 
-    def held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+    def cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys [B, K, S, D] in float32, and positions [B, S].
 
-        The position of an empty slot is NOWHERE. Use this for inspection only, because
-        it decodes all keys at once.
+        The position of an empty slot is NOWHERE. Use this only for inspection, because it
+        decodes all keys at once.
         """
         own = [i for i in self.shape.own if self.shape.layers[i].latent_dim is None]
         if whole_number(layer, "layer") not in own:
             raise BadRequest(f"Layer {layer} has no keys of its own; give one of the layers {own}.")
         if self.length == 0:
-            raise BadRequest("The cache has no tokens yet; pass some through the model first.")
-        return self._held_keys(layer)
+            raise BadRequest("The cache has no tokens; pass some through the model first.")
+        return self._cached_keys(layer)
 
     def in_memory(self) -> InMemory | None:
-        """Describe where keys and values lie, for a kernel; None if it cannot read them.
+        """Return the memory of keys and values, or None if no kernel can read it.
 
         The same object is returned until the tensors move. A subclass that changes
-        `append` or `attend` must override this too.
+        `append` or `attend` must override this method, too.
         """
         if self._in_memory is None and self.device.type == "cpu":
             odd = (layer.sinks or layer.latent_dim is not None for layer in self.shape.layers)
@@ -256,16 +251,14 @@ class KVCache(ABC):
         return self._in_memory
 
     def nbytes(self) -> int:
-        """Number of bytes of all allocated tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+        """Return the number of bytes of all allocated tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def check_own(self, layer: int) -> None:
         """Raise ValueError if the layer reads another layer's cache."""
-        if self.shape.home[layer] != layer:
-            raise ValueError(
-                f"Layer {layer} reads the cache of layer {self.shape.home[layer]}; "
-                "it has nothing to append."
-            )
+        home = self.shape.home[layer]
+        if home != layer:
+            raise ValueError(f"Layer {layer} reads the cache of layer {home}; append to that one.")
 
     @abstractmethod
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -273,11 +266,14 @@ class KVCache(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
-        """Compute attention [B, H, T, D] for the queries of the announced tokens."""
+        """Compute attention [B, H, T, D] for the queries of the announced tokens.
+
+        `scale` multiplies the scores (None: 1 / sqrt(D)).
+        """
 
     @abstractmethod
     def tensors(self) -> Iterable[Tensor]:
-        """All tensors that are allocated for keys and values."""
+        """Return all tensors that are allocated for keys and values."""
 
     @abstractmethod
     def nbytes_used(self) -> int:
@@ -295,21 +291,21 @@ class KVCache(ABC):
         """
 
     @abstractmethod
-    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
-        """What `held_keys` returns, for a layer with keys of its own."""
+    def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the result of `cached_keys` for a layer with keys of its own."""
 
     def _rewind(self, lengths: tuple[int, ...]) -> None:  # noqa: B027  (a default, not a gap)
         """Drop the tokens after `lengths`, or raise BadRequest and change nothing."""
 
     def _layout(self) -> InMemory | None:
-        """What `in_memory` returns, if all layers are alike and on the CPU."""
+        """Return the result of `in_memory` if all layers are alike and on the CPU."""
         return None
 
 
 class InDtype:
     """Convert tensors between a cache and layers of another dtype.
 
-    It implements only the methods that a forward pass calls.
+    It has only the methods that a forward pass calls.
     """
 
     def __init__(self, cache: KVCache):

@@ -5,23 +5,24 @@
     Observed   keeps the tokens that got the most attention so far, over heads and queries
                (H2O, arXiv 2306.14048)
 
-After each pass, a layer with too many tokens drops those of the lowest score. The first
-`sinks` and the newest `recent` tokens always stay, and at least one token. Each layer
-and row chooses independently. Kept tokens keep their RoPE positions; keys are not
-rotated again. The new tokens of a pass are attended to before anything is dropped.
+The new tokens of a pass attend to all cached tokens first. Then each layer with too
+many tokens drops those with the lowest scores. The first `sinks` and the newest
+`recent` tokens always stay, and at least one token. Each layer and row chooses
+independently. The remaining tokens keep their RoPE positions; keys are not rotated
+again.
 
     bytes = sum over layers of min(tokens, budget) * (2 * K * D numbers + 12)
 
-The 12 bytes are a token's position (8) and its note (4), which is Observed's running
-score.
+The 12 bytes are a token's position (8) and its note (4). Observed uses the note for its
+running score.
 
-To add a method, write a class with a `score` and add a line to `CACHES`; the tests of
+To add a method, write a class with a `score` and add a line to `CACHES`. The tests of
 all eviction methods then run on it. KeyNorm costs one pass over the keys, Observed a
 second softmax.
 
-When it loses: dropped tokens cannot come back, so answers are not exact and `rewind`
-past the last eviction raises BadRequest; and if a question follows a long text, tokens
-are dropped before the question is known.
+When it loses: dropped tokens cannot come back. So answers are not exact, and `rewind`
+past the last eviction raises BadRequest. If a question follows a long text, tokens are
+dropped before the question is known.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from labkit.cache.contract import KVCache
+from labkit.cache.contract import KVCache, grown
 from labkit.cache.forward_pass import NOWHERE, Slots, Step, attend_dense, visible
 from labkit.errors import BadRequest, whole_number
 
 
 class EvictingCache(KVCache):
-    """Keeps `budget` tokens per layer.
+    """A cache that keeps `budget` tokens per layer.
 
-    A float budget is a share of the tokens seen. At least one token stays.
-
+    A float budget is a share of the tokens seen. At least one token stays. The first
+    `sinks` and the newest `recent` tokens are never dropped while the budget allows it.
     The other arguments are those of KVCache.
     """
 
@@ -55,30 +57,33 @@ class EvictingCache(KVCache):
             budget = whole_number(budget, "The budget of tokens to keep", 1)
         elif not 0 < budget <= 1:
             raise BadRequest(
-                f"The budget is {budget}; give a whole number of tokens, or a share above 0 and up to 1.0."
+                f"The budget is {budget}; give a whole number of tokens, or a share up to 1.0."
             )
         self.budget = budget
         self.sinks = whole_number(sinks, "The number of sinks", 0)
         self.recent = whole_number(recent, "The number of recent tokens", 0)
-        B, layers = self.batch, self.shape.layers
-        with torch.inference_mode(False):
-            shapes = [(B, layer.num_kv_heads, 0, layer.head_dim) for layer in layers]
-            self.keys = [self._zeros(*shape, dtype=self.dtype) for shape in shapes]
-            self.values = [self._zeros(*shape, dtype=self.dtype) for shape in shapes]
-            self.positions = [self._zeros(B, 0, dtype=torch.long) for _ in layers]
-            self.notes = [self._zeros(B, 0) for _ in layers]  # [B, S], used by the method
-        self._evicted_at = [0] * B  # each row's length when it last dropped a token
+        heads = [(self.batch, spec.num_kv_heads, 0, spec.head_dim) for spec in self.shape.layers]
+        rows = [(self.batch, 0)] * self.shape.num_layers
+        self.keys = [grown(None, size, self.dtype, self.device) for size in heads]
+        self.values = [grown(None, size, self.dtype, self.device) for size in heads]
+        self.positions = [grown(None, size, torch.long, self.device) for size in rows]
+        # [B, S] per layer, for the method; a note stays with its token
+        self.notes = [grown(None, size, torch.float32, self.device) for size in rows]
+        self._evicted_at = [0] * self.batch  # each row's length when it last dropped a token
 
     @abstractmethod
     def score(self, layer: int, queries: Tensor, scale: float | None) -> Tensor:
-        """Score the cached tokens: [B, S] float32; the lowest are dropped."""
+        """Score the cached tokens: [B, S] float32. The lowest are dropped.
+
+        `queries` [B, H, T, D] and `scale` are those of `attend`.
+        """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        new = self.step.positions.where(self.step.real(), NOWHERE)  # [B, T]
-        self.keys[layer] = torch.cat([self.keys[layer], keys.to(self.dtype)], 2)
-        self.values[layer] = torch.cat([self.values[layer], values.to(self.dtype)], 2)
-        self.positions[layer] = torch.cat([self.positions[layer], new], 1)
-        self.notes[layer] = torch.cat([self.notes[layer], self._zeros(*new.shape)], 1)
+        for side, new in ((self.keys, keys), (self.values, values)):
+            side[layer] = torch.cat([side[layer], new.to(self.dtype)], 2)
+        positions = self.step.positions.where(self.step.real(), NOWHERE)  # [B, T]
+        self.positions[layer] = torch.cat([self.positions[layer], positions], 1)
+        self.notes[layer] = pad(self.notes[layer], (0, self.step.num_tokens))
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         spec, slots = self.shape.layers[layer], Slots(self.positions[layer])
@@ -101,9 +106,8 @@ class EvictingCache(KVCache):
         score = score.masked_fill(sure, float("inf")).masked_fill(~filled, float("-inf"))
         best_first = score.argsort(dim=1, descending=True, stable=True)
         rank = best_first.argsort(dim=1)  # [B, S], 0 is the best
-        over = (filled.sum(1) > most[:, 0]).tolist()
-        for row, dropped in enumerate(over):
-            if dropped:
+        for row, over in enumerate((filled.sum(1) > most[:, 0]).tolist()):
+            if over:
                 self._evicted_at[row] = self.lengths[row]
         self._keep(layer, filled & (rank < most))
 
@@ -123,39 +127,36 @@ class EvictingCache(KVCache):
         for notes in (self.positions, self.notes):
             notes[layer] = notes[layer].gather(1, slots)
 
-    def _zeros(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(*size, dtype=dtype, device=self.device)
-
     def tensors(self) -> list[Tensor]:
         return [*self.keys, *self.values, *self.positions, *self.notes]
 
     def nbytes_used(self) -> int:
-        size, total = self.dtype.itemsize, 0
+        total = 0
         for layer, positions in zip(self.shape.layers, self.positions):
-            token = 2 * layer.num_kv_heads * layer.head_dim * size + 12
+            token = 2 * layer.num_kv_heads * layer.head_dim * self.dtype.itemsize + 12
             total += token * int((positions < NOWHERE).sum())
         return total
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Return None (any number) until the budget is used up, then 1."""
+        """Return the number of tokens up to the budget, at least 1."""
         if isinstance(self.budget, float):
             return (1,) * self.batch
         return tuple(max(1, self.budget - length) for length in self.lengths)
 
-    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer].float(), self.positions[layer]
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
-        """Do nothing: a layer takes memory as tokens come."""
+        """Do nothing: a layer allocates memory in `append`."""
 
     def _rewind(self, lengths: tuple[int, ...]) -> None:
         for row, (keep, at) in enumerate(zip(lengths, self._evicted_at)):
             if 0 < keep < at:
                 raise BadRequest(
-                    f"Row {row} cannot go back to {keep} tokens: it dropped some at {at}; "
-                    f"go back to 0 or {at}."
+                    f"Row {row} cannot go back to {keep} tokens, because it dropped some at {at}; "
+                    f"give 0, or at least {at}."
                 )
-        self._evicted_at = [min(keep, at) for keep, at in zip(lengths, self._evicted_at)]
+        self._evicted_at = list(map(min, lengths, self._evicted_at))
         ends = torch.tensor(lengths, device=self.device)[:, None]
         for layer, positions in enumerate(self.positions):
             self._keep(layer, positions < ends)

@@ -1,21 +1,22 @@
 """Describe one forward pass to a cache: the new tokens and the keys that each may see.
 
 A cache makes one `Step` in `advance` and uses it in all layers, so positions, masks and
-scatter indices are computed once per forward pass. Positions alone decide what is
-visible: the query at position p sees the key at position s if
+scatter indices are computed once per forward pass. Visibility depends only on
+positions. The query at position p sees the key at position s if
 
     s <= p   and   (s > p - window   or   s < sinks)
 
 A "causal" flag gives the same result only if the cache is empty. It aligns queries and
-keys at the first token, so new tokens would not see the cached ones. Cost: a mask is
-[B, 1, T, S] numbers, once per pass. The usual decode step (one token, rows of equal
-length) needs no mask.
+keys at the first token, so new tokens would not see the cached ones. Cost: a mask has
+B * T * S numbers and is made once per pass. The usual decode step (one token, rows of
+equal length) needs no mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from labkit.plan.kv import LayerKV
 
 NOWHERE = 2**62  # the position of an empty slot: no query sees it
-FOLDED_QUERIES = 32  # with at most this many queries, G heads and T tokens share one axis
+FOLDED_QUERIES = 32  # up to this number of queries, G heads and T tokens share one axis
 
 
 class Slots(NamedTuple):
-    """The position of each slot, if slot s does not hold position s.
+    """The position of each slot, for a cache whose slot s may store another position.
 
-    Layers with equal positions use the same `name`, so that they share one mask.
+    Layers with equal positions use the same `name`, so they share one mask.
     """
 
     positions: Tensor  # [B, S]
@@ -49,23 +50,22 @@ def visible(queries: Tensor, keys: Tensor, window: int | None = None, sinks: int
 class Step:
     """T new tokens per row, of which `counts[b]` are real.
 
-    Row b already had `starts[b]` tokens.
+    Row b already has `starts[b]` tokens. `positions` [B, T] repeats a row's last real
+    position in its padding.
     """
 
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     num_tokens: int
     device: torch.device
-    positions: Tensor = field(init=False)  # [B, T]; padding repeats the row's last real position
-    _masks: dict[Hashable, Tensor] = field(init=False, default_factory=dict)
-    _scatter: tuple[Tensor, Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         first, width = self.starts[0], self.num_tokens
-        self.length = max(start + count for start, count in zip(self.starts, self.counts))
+        self.length = max(map(int.__add__, self.starts, self.counts))
         self.aligned = len(self.starts) == 1 or all(start == first for start in self.starts)
         self.full = all(count == width for count in self.counts)
         self.uniform = self.aligned and self.full  # every row has the same positions
+        self._masks: dict[Hashable, Tensor] = {}
         if self.uniform:
             row = torch.arange(first, first + width, device=self.device)
             self.positions = row.expand(len(self.starts), width)
@@ -75,24 +75,22 @@ class Step:
             self.positions = starts + torch.minimum(token, (counts - 1).clamp(min=0))
 
     def per_row(self, numbers: tuple[int, ...]) -> Tensor:
-        """One number per row as a tensor [B, 1]."""
+        """Return one number per row as a tensor [B, 1]."""
         return torch.tensor(numbers, device=self.device)[:, None]
 
     def real(self) -> Tensor:
         """Return booleans [B, T]: True for tokens that are not padding."""
         return torch.arange(self.num_tokens, device=self.device) < self.per_row(self.counts)
 
-    def scatter(self) -> tuple[Tensor, Tensor, Tensor]:
+    @cached_property
+    def scatter(self) -> tuple[Tensor, ...]:
         """Row, token of this pass and position of the N real tokens: [N] each."""
-        if self._scatter is None:
-            triples = [
-                (row, token, start + token)
-                for row, (start, count) in enumerate(zip(self.starts, self.counts))
-                for token in range(count)
-            ]
-            rows, tokens, positions = torch.tensor(triples, device=self.device).unbind(1)
-            self._scatter = rows, tokens, positions
-        return self._scatter
+        triples = [
+            (row, token, start + token)
+            for row, (start, count) in enumerate(zip(self.starts, self.counts))
+            for token in range(count)
+        ]
+        return torch.tensor(triples, device=self.device).unbind(1)
 
     def mask(
         self,
@@ -102,7 +100,10 @@ class Step:
         queries: int = 1,
         heads: int = 1,
     ) -> Tensor:
-        """0 where a key is visible, -inf elsewhere: [B * heads, 1, queries * T, S]."""
+        """Return a mask [B * heads, 1, queries * T, S]: 0 for visible keys, -inf for others.
+
+        `band` is (window, sinks).
+        """
         key = (slots.name, band, dtype, queries, heads)
         if key in self._masks:
             return self._masks[key]
@@ -124,13 +125,11 @@ def attend_dense(
     layer: LayerKV | None = None,
     slots: Slots | None = None,
 ) -> Tensor:
-    """Return the attention of this step's queries [B, H, T, D]: [B, H, T, D].
-
-    Keys and values are dense [B, K, S, D].
+    """Compute attention [B, H, T, D] of this step's queries over dense [B, K, S, D].
 
     `layer` supplies window and sinks (None: no window). Slot s stores position s unless
-    `slots` maps the slots to other positions. Keys and values are never repeated for
-    grouped queries: the G = H / K query heads of a KV head become G times the queries,
+    `slots` gives other positions. Keys and values are never repeated for grouped
+    queries. Instead, the G = H / K query heads of a KV head become G times the queries,
     or G views of the keys.
     """
     B, H, T, D = queries.shape
@@ -163,7 +162,7 @@ def attend_dense(
 def _by_views(
     queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float | None
 ) -> Tensor:
-    """Attention with KV heads as batch rows, each seen G times without a copy.
+    """Compute attention with each KV head as a batch row, seen G times without a copy.
 
     Without a bias, attention is causal.
     """

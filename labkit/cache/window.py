@@ -7,17 +7,21 @@ decode step costs the same at token 100 and at token 100,000.
     bytes = sum over layers of 2 * K * D * min(tokens, window + sinks) numbers
 
 Windows are the model's own (Mistral, Gemma 3: the answer is exact) or imposed on a
-model without windows. In the second case a few sinks prevent the output from
-degenerating (StreamingLLM, arXiv 2309.17453), but tokens outside the window are
-forgotten. A prompt longer than the window may be read in one pass or in chunks: new
-tokens attend to the cached tokens and to each other before anything is dropped.
-`rewind` raises BadRequest if it needs a dropped token; with `slack` more tokens per
-layer it can always go back slack + 1 tokens.
+model without windows. An imposed window forgets the tokens outside it, and a few sinks
+prevent the output from degenerating (StreamingLLM, arXiv 2309.17453).
 
-Slots form a ring. The first `sinks` positions keep their slots; position p after them
-lies in slot sinks + (p - sinks) % ring with ring = window + slack, so nothing is ever
-moved. The content of a slot follows from the row's length alone, except for what was
-overwritten before a rewind.
+A prompt longer than the window may be read in one pass or in chunks: new tokens attend
+to the cached tokens and to each other before anything is dropped. `rewind` raises
+BadRequest if it needs a dropped token. With `slack` more tokens per layer it can always
+go back slack + 1 tokens.
+
+Slots form a ring, so no token is ever moved. The first `sinks` positions keep their
+slots. A later position p is stored in slot sinks + (p - sinks) % ring, where ring =
+window + slack. The position in a slot follows from the row's length, except in slots
+that were overwritten before a rewind.
+
+When it loses: the answer needs text outside an imposed window. For texts shorter than
+the window it saves nothing.
 """
 
 from __future__ import annotations
@@ -46,19 +50,10 @@ def positions_of(lengths: Tensor, slots: int, sinks: int, ring: int) -> Tensor:
     return torch.where(filled, position, NOWHERE)
 
 
-def _with_window(shape: KVShape, window: int, sinks: int) -> KVShape:
-    """Impose a window on every layer; a layer's own narrower window stays."""
-    layers = []
-    for layer in shape.layers:
-        own = layer.window or window
-        layers.append(replace(layer, window=min(window, own), sinks=max(sinks, layer.sinks)))
-    return KVShape(tuple(layers))
-
-
 class WindowedCache(KVCache):
     """A cache with `window` and `sinks` imposed on every layer.
 
-    A layer's own narrower window stays; without `window`, each layer has its own. The
+    A layer's own narrower window stays. Without `window`, each layer has its own. The
     other arguments are those of KVCache.
     """
 
@@ -71,14 +66,19 @@ class WindowedCache(KVCache):
         sinks = whole_number(sinks, "The number of sinks", 0)
         self.slack = whole_number(slack, "The slack of a window", 0)
         if sinks and window is None:
-            raise BadRequest(f"There are {sinks} sinks and no window; give a window as well.")
+            raise BadRequest(f"There are {sinks} sinks and no window; give a window, too.")
         if window is not None:
-            self.shape = _with_window(self.shape, whole_number(window, "The window", 1), sinks)
+            window = whole_number(window, "The window", 1)
+            layers = [
+                replace(
+                    layer, window=min(window, layer.window or window), sinks=max(sinks, layer.sinks)
+                )
+                for layer in self.shape.layers
+            ]
+            self.shape = KVShape(tuple(layers))
         self._reach = [0] * self.batch  # the maximum length of each row since it was empty
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self._passing: dict[int, list[Tensor]] = {}  # cached and new tokens, during a pass
-        self._pass: dict[Any, Any] = {}  # what the layers of one pass share
         self._allocate(1)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -87,33 +87,33 @@ class WindowedCache(KVCache):
         sides = ((self.keys[layer], keys), (self.values[layer], values))
         if self.step.num_tokens > 1 and self.step.length > sinks + ring:
             # These queries still see tokens that are overwritten below.
-            self._passing[layer] = [torch.cat([old, new.to(self.dtype)], 2) for old, new in sides]
+            both = [torch.cat([old, new.to(self.dtype)], 2) for old, new in sides]
+            self._pass["before and new", layer] = both
         rows, tokens, slots = self._places(sinks, ring)
         for cached, new in sides:
             cached[rows, :, slots] = new[rows, :, tokens].to(self.dtype)  # [N, K, D]
 
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         step, spec, home = self.step, self.shape.layers[layer], self.shape.home[layer]
-        if home in self._passing:
-            keys, values = self._passing[home]
-            slots = self._slots(home, self.keys[home].shape[2], passing=True)
+        if ("before and new", home) in self._pass:
+            keys, values = self._pass["before and new", home]
+            slots = self._slots(home, self.keys[home].shape[2], before=True)
             return attend_dense(step, queries, keys, values, scale, spec, slots)
         used = min(step.length, self.keys[home].shape[2])
         keys, values = self.keys[home][:, :, :used], self.values[home][:, :, :used]
-        if self.shape.layers[home].window is None:  # slot s holds position s
+        if self.shape.layers[home].window is None:  # slot s stores position s
             return attend_dense(step, queries, keys, values, scale, spec)
-        if self._sees_all(home, spec.window, spec.sinks):
-            return attend_dense(step, queries, keys, values, scale)
+        same_band = self._ring(home) == (spec.sinks, spec.window)
+        if same_band and step.num_tokens == 1 and step.uniform:
+            if all(reach == step.length for reach in self._reach):  # the token sees every slot
+                return attend_dense(step, queries, keys, values, scale)
         return attend_dense(step, queries, keys, values, scale, spec, self._slots(home, used))
 
     def _places(self, sinks: int, ring: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Row, token of this pass and slot of the new tokens that stay, [N] each.
-
-        Once per pass.
-        """
+        """Return row, token of this pass and slot of the N new tokens that stay: [N] each."""
         key = ("places", sinks, ring)
         if key not in self._pass:
-            rows, tokens, positions = self.step.scatter()
+            rows, tokens, positions = self.step.scatter
             ends = torch.tensor(self.lengths, device=self.device)[rows]
             stay = (positions < sinks) | (positions >= ends - ring)
             rows, tokens, positions = rows[stay], tokens[stay], positions[stay]
@@ -121,45 +121,35 @@ class WindowedCache(KVCache):
             self._pass[key] = rows, tokens, slots
         return self._pass[key]
 
-    def _slots(self, layer: int, slots: int, passing: bool = False) -> Slots:
-        """Return the positions of a layer's slots, computed once per pass.
+    def _slots(self, layer: int, slots: int, before: bool = False) -> Slots:
+        """Return the positions of a layer's slots.
 
-        With `passing`, return the positions before the pass, then those of its tokens.
+        With `before`, return the positions before this pass, then those of its tokens.
         """
-        key = (slots, *self._ring(layer), passing)
+        key = (slots, *self._ring(layer), before)
         if key not in self._pass:
-            step, lengths = self.step, self.step.starts if passing else self.lengths
+            step, lengths = self.step, self.step.starts if before else self.lengths
             positions = positions_of(step.per_row(lengths), slots, *self._ring(layer))
-            if passing:
+            if before:
                 new = step.positions.where(step.real(), NOWHERE)
                 positions = torch.cat([positions, new], 1)  # [B, S]
             self._pass[key] = Slots(positions, key)
         return self._pass[key]
 
     def _ring(self, layer: int) -> tuple[int, int]:
-        """Sinks of a layer, and how many tokens it keeps after them."""
+        """Return the sinks of a layer, and how many tokens it keeps after them."""
         spec = self.shape.layers[layer]
         return spec.sinks, NOWHERE if spec.window is None else spec.window + self.slack
-
-    def _sees_all(self, home: int, window: int | None, sinks: int) -> bool:
-        """Return True if the newest token sees every slot, so no mask is needed."""
-        step = self.step
-        same = step.num_tokens == 1 and step.uniform and self._ring(home) == (sinks, window)
-        return same and all(reach == step.length for reach in self._reach)
 
     def tensors(self) -> list[Tensor]:
         return [*self.keys.values(), *self.values.values()]
 
     def nbytes_used(self) -> int:
-        numbers = 0
-        for i in self.shape.own:
-            layer, most = self.shape.layers[i], sum(self._ring(i))
-            tokens = sum(min(length, most) for length in self.lengths)
-            numbers += 2 * layer.num_kv_heads * layer.head_dim * tokens
-        return numbers * self.dtype.itemsize
+        sizes = ((side[0, :, 0].nbytes, sum(self._ring(i))) for i, side in self.keys.items())
+        return sum(2 * size * min(n, most) for size, most in sizes for n in self.lengths)
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Return None (any number) until the narrowest window is full, then slack + 1."""
+        """Return the tokens that fill the narrowest window, but at least slack + 2."""
         full = [layer.window + layer.sinks for layer in self.shape.layers if layer.window]
         if not full:
             return (None,) * self.batch
@@ -169,15 +159,14 @@ class WindowedCache(KVCache):
         if not any(self._reach):
             self.slack = max(self.slack, tokens)
 
-    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         keys = self.keys[layer][:, :, : self.length]
         lengths = torch.tensor(self.lengths, device=self.device)[:, None]
         return keys.float(), positions_of(lengths, keys.shape[2], *self._ring(layer))
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
-        self._passing, self._pass = {}, {}
         self._allocate(max(lengths))
-        self._reach = [max(pair) for pair in zip(self._reach, lengths)]
+        self._reach = list(map(max, self._reach, lengths))
 
     def _allocate(self, tokens: int) -> None:
         """Make room for `tokens` tokens per layer, or for its window if that is less."""
@@ -192,24 +181,20 @@ class WindowedCache(KVCache):
                 side[i] = grown(side.get(i), size, self.dtype, self.device)
 
     def _rewind(self, lengths: tuple[int, ...]) -> None:
-        self._passing = {}
         layers = [(layer.window, layer.sinks) for layer in self.shape.layers if layer.window]
         for window, sinks in layers:
             for row, keep in enumerate(lengths):
-                gone = max(sinks, self._reach[row] - window - self.slack)
-                needed = max(sinks, keep + 1 - window)
-                if keep > sinks and needed < gone:
+                first = max(sinks, self._reach[row] - window - self.slack)  # the oldest one left
+                if keep > sinks and max(sinks, keep + 1 - window) < first:
                     raise BadRequest(
-                        f"Row {row} cannot go back to {keep} tokens: a window of {window} then needs "
-                        f"token {needed}, and those before {gone} were dropped; go back to at least "
-                        f"{gone + window - 1}, to 0, or make the cache with more slack."
+                        f"Row {row} cannot go back to {keep} tokens, because a window of {window} "
+                        f"then needs dropped tokens; give 0, or at least {first + window - 1}."
                     )
         least = min((sinks for _, sinks in layers), default=0)
         pairs = zip(lengths, self._reach)
         self._reach = [keep if keep <= least else reach for keep, reach in pairs]
 
     def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
-        self._passing = {}
         for side in (self.keys, self.values):
             side.update({i: t.index_select(0, order) for i, t in side.items()})
         self._reach = [self._reach[row] for row in rows]

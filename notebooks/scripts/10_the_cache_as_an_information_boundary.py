@@ -427,7 +427,7 @@ def left_behind(wipe):
     cache = decoder.new_cache(1, 256, lambda *a, **k: PagedCache.over(pool))
     generate(decoder, memos[0], cache=cache, max_new_tokens=1)
     needle = pool.read(0, 0, torch.tensor(cache.tables), 20)[0, 0, 19].cpu().numpy()
-    dump = lambda: pool.held[0][0]["numbers"].cpu().numpy().tobytes()  # noqa: E731
+    dump = lambda: pool.layers[0][0]["numbers"].cpu().numpy().tobytes()  # noqa: E731
     held = needle.tobytes() in dump()
     cache.rewind(0)
     return {"wipes": wipe, "while held": held, "after": needle.tobytes() in dump()}

@@ -64,7 +64,7 @@ def test_only_layers_with_keys_of_their_own_are_shown():
     cache.advance(1)
     for layer in (1, 2):
         with pytest.raises(BadRequest, match="keys of its own"):
-            cache.held_keys(layer)
+            cache.cached_keys(layer)
 
 
 def test_an_empty_slot_has_no_position_of_the_text():
@@ -72,7 +72,7 @@ def test_an_empty_slot_has_no_position_of_the_text():
     cache.advance(100)
     cache.append(0, torch.randn(1, 2, 100, 16), torch.randn(1, 2, 100, 16))
     cache.rewind(50)  # into the packed bulk: a short block
-    keys, positions = cache.held_keys(0)
+    keys, positions = cache.cached_keys(0)
     assert keys.shape[2] == positions.shape[1]
     assert sorted(p for p in positions[0].tolist() if p < 2**62) == list(range(50))
 
@@ -82,16 +82,16 @@ def test_keys_that_are_all_in_the_tail_are_shown(tokens):
     cache, keys = make_cache("int4", SHAPE, batch=1), torch.randn(1, 2, tokens, 16)
     cache.advance(tokens)
     cache.append(0, keys, keys)
-    assert torch.equal(cache.held_keys(0)[0], keys)
+    assert torch.equal(cache.cached_keys(0)[0], keys)
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "windowed", "paged", "int8", "int4", "observed"])
 def test_there_must_be_something_to_look_at(kind):
     cache = make_cache(kind, SHAPE, batch=1)
-    with pytest.raises(BadRequest, match="no tokens yet"):
-        cache.held_keys(0)
+    with pytest.raises(BadRequest, match="no tokens"):
+        cache.cached_keys(0)
     for layer in (-1, 9, "0"):
         with pytest.raises(BadRequest, match="layer"):
-            cache.held_keys(layer)
+            cache.cached_keys(layer)
     with pytest.raises(BadRequest, match="No queries"):
         Watched(cache).weights(0)

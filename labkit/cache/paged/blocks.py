@@ -1,17 +1,17 @@
 """Track the free blocks, reference counts and tables of a paged cache; no tensors.
 
 A block is room for `size` tokens in every layer. A table is a list of blocks: token s
-of its sequence lies in block table[s // size], slot s % size. Several tables may share
-a block. Before a table writes into a shared block, it takes a fresh block and the
-content is copied (copy-on-write).
+of its sequence is in block table[s // size], slot s % size. Several tables may share a
+block. Before a table writes into a shared block, it takes a free block and copies the
+content (copy-on-write).
 
 Invariants: free + owned == total, and each reference count is the number of tables that
-contain the block. Cost: a few integers per block, O(1) per operation; at most size - 1
-slots of a table are empty.
+contain the block. Cost: a few integers per block, O(1) per operation. A table has at
+most size - 1 empty slots.
 
-When it loses: blocks of 1 token cost one integer per token and save little more; blocks
-of 256 waste as much memory as a contiguous reservation. Source: PagedAttention, arXiv
-2309.06180.
+When it loses: blocks of 1 token cost one integer per token and save little more. Blocks
+of 256 tokens waste as much memory as a contiguous reservation. Source: PagedAttention,
+arXiv 2309.06180.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Blocks:
             self._add(max(count - self.free, self.total))
         if count > self.free:
             raise PoolFull(
-                f"The pool is full: {count} blocks of {self.size} tokens are needed and {self.free} "
-                f"of {self.total} are free; rewind a cache of this pool, or make a larger pool."
+                f"The pool is full: {count} blocks are needed and {self.free} of {self.total} are "
+                "free; rewind a cache of this pool, or make a larger pool."
             )
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
@@ -93,20 +93,16 @@ class Blocks:
         """Give each table the blocks that `counts` tokens after `starts` need.
 
         Returns (source, target) of the blocks that were copied. Each table that shares
-        a block gets a copy, except the last, which keeps the original. Raises PoolFull
-        and changes nothing.
+        a block gets a copy, except the last one, which keeps the original. Raises
+        PoolFull and changes nothing if too few blocks are free.
         """
         needs: list[tuple[Table, int, bool]] = []
-        users: dict[int, int] = {}
+        leaving: Counter[int] = Counter()  # block -> tables that replace it by a copy
         for table, start, count in zip(tables, starts, counts):
-            if count == 0:
-                continue
-            fresh, copied = -(-(start + count) // self.size) - len(table), False
-            if start % self.size:  # the first new token goes into the last block
-                last = table[-1]
-                users.setdefault(last, self.references[last])
-                copied = users[last] > 1
-                users[last] -= copied
+            copied, fresh = False, -(-(start + count) // self.size) - len(table)
+            if count and start % self.size:  # the first new token goes into the last block
+                copied = self.references[table[-1]] - leaving[table[-1]] > 1
+                leaving[table[-1]] += copied
             needs.append((table, fresh + copied, copied))
         blocks = iter(self.allocate(sum(fresh for _, fresh, _ in needs)))
         copies = []
@@ -146,6 +142,4 @@ class Blocks:
     def _check_in_use(self, blocks: Sequence[int]) -> None:
         for block, times in Counter(blocks).items():
             if not 0 <= block < self.total or self.references[block] < times:
-                raise BadRequest(
-                    f"Block {block} is not in use; only tables with a block share or release it."
-                )
+                raise BadRequest(f"Block {block} is not in use; give the blocks of a table.")

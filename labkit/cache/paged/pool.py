@@ -8,8 +8,8 @@
 
 `labkit.plan.kv_bytes(..., page=size)` predicts these bytes.
 
-A block has the same id in all layers, so one table serves all of them. A windowed layer
-keeps its old tokens; they are masked.
+A block has the same id in all layers, so one table serves all of them. A layer with a
+window keeps its old tokens; they are masked.
 """
 
 from __future__ import annotations
@@ -19,38 +19,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.cache.contract import grown, stored
+from labkit.cache.contract import stored
 from labkit.cache.paged.blocks import Blocks
-from labkit.cache.quantized.blocks import Store, decode, encode, layout
+from labkit.cache.quantized.blocks import Store, decode, encode, grown_tensors, layout
 from labkit.errors import BadRequest
-from labkit.plan.kv import KVShape, LayerKV
+from labkit.plan.kv import KVShape
 from labkit.plan.kv_formats import KVFormat, get_kv_format
 
 BLOCK = 16
 
 
-def token_format(kv_format: str | KVFormat | None) -> KVFormat | None:
-    """Look up a format that packs each token by itself.
-
-    None stays None (plain numbers).
-    """
-    if kv_format is None:
-        return None
-    chosen = get_kv_format(kv_format)
-    if not chosen.packed or chosen.block != 1 or chosen.tail or chosen.before_rope:
-        raise BadRequest(
-            f"KV format {chosen.name} does not pack each token by itself, which pages need; choose "
-            "int8_token, int8_token_sym, int8_g32, int4_g32 or fp8_e4m3, or give a dtype alone."
-        )
-    return chosen
-
-
 class PagePool(Blocks):
     """Room for `blocks` * `size` tokens of a model, for any number of caches.
 
-    If `wipe` is set, a block is set to zeros when it becomes free, so that memory and
-    crash dumps contain no old data. Not thread-safe: use one lock for everything that
-    shares a pool.
+    `kv_format` is a format that packs each token by itself, or None for plain numbers of
+    `dtype`. `layers[i]` has the tensors of layer i by name, for keys and for values.
+
+    If `wipe` is set, a block is set to zeros when it becomes free, so memory and crash
+    dumps contain no old data. Not thread-safe: use one lock for everything that shares a
+    pool.
     """
 
     wipe = False
@@ -67,13 +54,16 @@ class PagePool(Blocks):
     ):
         super().__init__(blocks, size, grows)
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
-        self.format = token_format(kv_format)
-        self._parts = () if self.format is None else (self.format.keys, self.format.values)
-        if self.format and any(layer.latent_dim is not None for layer in shape.layers):
+        self.format = form = None if kv_format is None else get_kv_format(kv_format)
+        if form and (not form.packed or form.block != 1 or form.tail or form.before_rope):
             raise BadRequest(
-                "The latents of MLA layers are not quantized; make a pool without a format."
+                f"Pages cannot store the KV format {form.name}; choose int8_token, int8_token_sym, "
+                "int8_g32, int4_g32 or fp8_e4m3, or None."
             )
-        self.held: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
+        if form and any(layer.latent_dim is not None for layer in shape.layers):
+            raise BadRequest(f"MLA latents cannot be stored as {form.name}; give no format.")
+        self._parts = (form.keys, form.values) if form else ()
+        self.layers: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
         self._allocate()
 
     @property
@@ -83,7 +73,7 @@ class PagePool(Blocks):
 
     def write(self, layer: int, side: int, blocks: Tensor, slots: Tensor, numbers: Tensor) -> None:
         """Write the numbers [N, K, D] of N tokens into their blocks and slots."""
-        tensors = self.held[layer][side]
+        tensors = self.layers[layer][side]
         if self.format is None:
             tensors["numbers"][blocks, :, slots] = numbers.to(self.dtype)
             return
@@ -93,14 +83,12 @@ class PagePool(Blocks):
 
     def read(self, layer: int, side: int, tables: Tensor, length: int) -> Tensor:
         """Gather the first `length` tokens of tables [B, n]: [B, K, length, D]."""
-        gathered = {}
-        for name, tensor in self.held[self.shape.home[layer]][side].items():
+        gathered, (B, n) = {}, tables.shape
+        for name, tensor in self.layers[self.shape.home[layer]][side].items():
             blocks, K, size, width = tensor.shape
             heads = tables[:, None] * K + torch.arange(K, device=self.device)[:, None]  # [B, K, n]
             rows = tensor.view(blocks * K, size, width).index_select(0, heads.flatten())
-            gathered[name] = rows.view(*heads.shape[:2], heads.shape[2] * size, width)[
-                :, :, :length
-            ]
+            gathered[name] = rows.view(B, K, n * size, width)[:, :, :length]
         if self.format is None:
             return gathered["numbers"]
         return decode(gathered, self._parts[side], self.shape.layers[layer].head_dim)
@@ -121,26 +109,17 @@ class PagePool(Blocks):
         return freed
 
     def tensors(self) -> list[Tensor]:
-        return [
-            tensor for sides in self.held.values() for side in sides for tensor in side.values()
-        ]
+        return [t for sides in self.layers.values() for side in sides for t in side.values()]
 
     @property
     def block_bytes(self) -> int:
-        return sum(t[0].numel() * t.dtype.itemsize for t in self.tensors())
+        return sum(tensor[0].nbytes for tensor in self.tensors())
 
     def nbytes(self) -> int:
         return self.total * self.block_bytes
 
     def __repr__(self) -> str:
         return f"PagePool({self.owned} of {self.total} blocks in use, {self.name}, {self.nbytes()} bytes)"
-
-    def _stores(self, layer: LayerKV) -> list[dict[str, Store]]:
-        """The tensors of keys and of values, by name."""
-        heads, width, sides = stored(layer)
-        if self.format is None:
-            return [{"numbers": Store(heads, 1, width, self.dtype)}] * sides
-        return [layout(part, heads, width) for part in self._parts]
 
     def _add(self, more: int) -> None:
         super()._add(more)
@@ -149,14 +128,16 @@ class PagePool(Blocks):
     def _allocate(self) -> None:
         """Allocate memory for every block.
 
-        Layers are allocated one by one, so that growing copies one layer at a time.
+        Layers are allocated one by one, so growing copies one layer at a time.
         """
         for i in self.shape.own:
-            sides = []
-            for side, stores in enumerate(self._stores(self.shape.layers[i])):
-                old, tensors = self.held[i][side] if i in self.held else {}, {}
-                for name, store in stores.items():
-                    size = (self.total, store.heads, self.size, store.width)
-                    tensors[name] = grown(old.get(name), size, store.dtype, self.device)
-                sides.append(tensors)
-            self.held[i] = tuple(sides)
+            heads, width, sides = stored(self.shape.layers[i])
+            stores = [layout(part, heads, width) for part in self._parts]
+            if self.format is None:
+                stores = [{"numbers": Store(heads, 1, width, self.dtype)}] * sides
+            old = self.layers.get(i, ({}, {}))
+            new = (
+                grown_tensors(*pair, self.total, self.size, self.device)
+                for pair in zip(stores, old)
+            )
+            self.layers[i] = tuple(new)

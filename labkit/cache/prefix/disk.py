@@ -143,7 +143,7 @@ def named_tensors(pool: PagePool) -> dict[str, Tensor]:
     """Return the pool's tensors by the names that they have in a file."""
     return {
         f"{layer}.{side}.{name}": tensor
-        for layer, sides in pool.held.items()
+        for layer, sides in pool.layers.items()
         for side, tensors in enumerate(sides)
         for name, tensor in tensors.items()
     }

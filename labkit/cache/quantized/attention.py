@@ -5,10 +5,11 @@
 
 These formulas apply to one scale per token. In other formats (a scale per channel or
 per group, keys stored before RoPE) a block is decoded first. All sums are in float32,
-whatever the dtype of the queries: products of codes are large and cancel, and float16
-would overflow. Memory: scores of at most MOST_SCORES numbers (longer prompts are read
-in pieces), and one block of keys or values. Cost against a dense cache: one conversion
-per code. It is faster if memory bandwidth is the bottleneck.
+because products of codes are large and cancel, and float16 would overflow.
+
+Memory: up to MOST_SCORES scores (longer prompts are read in pieces), and one block of
+keys or values. Cost compared with a dense cache: one conversion per code. Packed blocks
+are faster if memory bandwidth is the bottleneck.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def cos_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos().float(), angles.sin().float()
 
 
-def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads [..., T, D] by cos, sin [..., T, D/2], which broadcast over heads.
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads [..., T, D] by cos and sin [..., T, D/2], which broadcast over heads.
 
-    Channels i and i + D/2 form a plane (RoPE, arXiv 2104.09864). Rotations add up:
-    negative positions undo RoPE.
+    Channels i and i + D/2 form a plane (RoPE, arXiv 2104.09864). Rotation angles add up,
+    so negative positions undo RoPE.
     """
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -70,7 +71,7 @@ class Side:
 
 
 class Buffer:
-    """Float32 memory for one block, kept between layers and steps.
+    """Float32 memory for one block, reused by all layers and steps.
 
     Allocating new memory for every block would cost as much as the conversion.
     """
@@ -90,13 +91,13 @@ def attend_packed(
     keys: Side,
     values: Side,
     seen: Tensor | None,
-    scale: float | None = None,
-    turns: tuple[Tensor, Tensor] | None = None,
-    buffer: Buffer | None = None,
+    scale: float | None,
+    rotation: tuple[Tensor, Tensor] | None,
+    buffer: Buffer,
 ) -> Tensor:
-    """Attention of queries [B, H, T, D] over packed slots and tails: [B, H, T, D].
+    """Compute attention of queries [B, H, T, D] over packed slots and tails: [B, H, T, D].
 
-    `seen` [B or 1, T, S] marks the keys that each query sees (None: all). `turns` are
+    `seen` [B or 1, T, S] marks the keys that each query sees (None: all). `rotation` is
     cos and sin [B or 1, 1, slots, D/2] for keys that are stored before RoPE.
     """
     B, H, T, D = queries.shape
@@ -104,18 +105,17 @@ def attend_packed(
     most = max(1, MOST_SCORES // (B * H * S))
     if T > most:
         pieces = zip(queries.split(most, 2), [None] * T if seen is None else seen.split(most, 1))
-        return torch.cat(
-            [attend_packed(q, keys, values, s, scale, turns, buffer) for q, s in pieces], 2
-        )
-    memory = (buffer or Buffer()).at_least(B * K * min(slots, CHUNK) * D, queries.device)
+        rest = (scale, rotation, buffer)
+        return torch.cat([attend_packed(q, keys, values, s, *rest) for q, s in pieces], 2)
+    memory = buffer.at_least(B * K * min(slots, CHUNK) * D, queries.device)
     q = queries.reshape(B, K, H // K * T, D).float() * (D**-0.5 if scale is None else scale)
     p = torch.empty(*q.shape[:3], S, device=q.device)  # [B, K, G * T, S]
 
-    fold = folds(keys.part) and turns is None
+    fold = folds(keys.part) and rotation is None
     for at, block in keys.blocks():
         numbers = raw(block, keys.part, D, memory) if fold else decode(block, keys.part, D)
-        if turns is not None:
-            numbers = turn(numbers, *(t[:, :, at] for t in turns))
+        if rotation is not None:
+            numbers = rotate(numbers, *(t[:, :, at] for t in rotation))
         p[..., at] = q @ numbers.mT
     if fold and slots:
         p[..., :slots] *= keys.by_token("scale")
@@ -123,7 +123,7 @@ def attend_packed(
             p[..., :slots].addcmul_(q.sum(-1, keepdim=True), keys.by_token("minimum"))
     if slots < S:
         p[..., slots:] = q @ keys.tail.float().mT
-    if seen is not None:  # a padded row that sees nothing gets a mean of something instead of NaN
+    if seen is not None:  # with -inf, a row that sees no key would become NaN
         lowest = torch.finfo(torch.float32).min
         p = p.view(B, K, H // K, T, S).masked_fill(~seen[:, None, None], lowest).view(p.shape)
     p = p.softmax(-1)

@@ -5,14 +5,15 @@
                      float8 and e2m1 as their bits
     scale, minimum   [B, K, tokens, groups], or one entry per block of tokens (`Store.per`)
 
-A group has one scale: a token's channels, 32 tokens of a channel, or a whole block.
+A group has one scale. It is the channels of a token, 32 tokens of a channel, or a whole
+block.
 
-Scale and minimum are rounded first and the codes chosen for the stored values, so the
-error stays half a step. bfloat16 scales never overflow; float16 ends at 65,504, and
-some key channels reach thousands. Cost of reading: one pass over the codes and two over
-their numbers. If a token has one scale, it can be applied to the attention scores
-instead (`raw`), which saves those two. Sources: KIVI (arXiv 2402.02750); NVFP4 and e4m3
-as in `labkit.formats`.
+Scale and minimum are rounded first. Then the codes are chosen for the rounded values,
+so the error is at most half a step. bfloat16 scales never overflow; float16 ends at
+65,504, and some key channels reach thousands. Cost of reading: one pass over the codes
+and two over their numbers. If a token has one scale, attention can apply it to the
+scores instead (`raw`), which saves those two passes. Sources: KIVI (arXiv 2402.02750);
+NVFP4 and e4m3 as in `labkit.formats`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from labkit.formats.floats import (
-    E2M1_MAX,
-    E4M3_MAX,
-    E4M3_SMALLEST,
-    decode_e2m1,
-    encode_e2m1,
-    to_e4m3,
-)
+from labkit.cache.contract import grown
+from labkit.formats import floats
 from labkit.formats.packing import pack, unpack
 from labkit.plan.kv_formats import Part
 
@@ -48,7 +43,7 @@ class Store(NamedTuple):
 
 
 def layout(part: Part, heads: int, width: int) -> dict[str, Store]:
-    """Return by name the tensors that store `part` for K heads of D numbers."""
+    """Return the tensors, by name, that store `part` for K heads of D numbers."""
     if part.axis == "token":
         scale = (heads, 1, -(-width // (part.group or width)))
     else:
@@ -64,13 +59,23 @@ def layout(part: Part, heads: int, width: int) -> dict[str, Store]:
     return stores
 
 
+def grown_tensors(
+    stores: dict[str, Store], old: dict[str, Tensor], rows: int, slots: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Return zeros for `slots` slots of each row, with the content of `old`, if any."""
+    return {
+        name: grown(old.get(name), (rows, s.heads, slots // s.per, s.width), s.dtype, device)
+        for name, s in stores.items()
+    }
+
+
 def folds(part: Part) -> bool:
     """Return True if each token has one scale, which its score can absorb."""
     return part.axis == "token" and part.group is None
 
 
 def grouped(numbers: Tensor, part: Part) -> tuple[Tensor, tuple[int, ...]]:
-    """View [B, K, T, D] in groups; also return the dimensions that share a scale."""
+    """Return a view of [B, K, T, D] in groups, and the dimensions that share a scale."""
     B, K, T, D = numbers.shape
     if part.axis == "token":
         group = part.group or D
@@ -103,7 +108,7 @@ def encode(numbers: Tensor, part: Part) -> dict[str, Tensor]:
         codes = codes.round_().clamp_(0, levels)
         packed["minimum"] = minimum
     else:
-        reach = E4M3_MAX if part.code == "fp8" else (1 << (part.bits - 1)) - 1
+        reach = floats.E4M3_MAX if part.code == "fp8" else (1 << (part.bits - 1)) - 1
         scale = (groups.abs().amax(shared, keepdim=True) / reach).clamp(min=TINY)
         scale = scale.to(SCALES[part.scale_bits])
         codes = (groups / scale.float()).clamp_(-reach, reach)
@@ -128,21 +133,21 @@ def _encode_nvfp4(groups: Tensor, part: Part, width: int) -> dict[str, Tensor]:
     B, K, T = groups.shape[:3]
     reach = groups.abs().amax(-1)  # [B, K, T, groups]
     by_block = reach.view(B, K, T // part.block, part.block, -1).amax((1, 3, 4))  # [B, blocks]
-    block_scale = (by_block / (E4M3_MAX * E2M1_MAX)).clamp(min=TINY)
+    block_scale = (by_block / (floats.E4M3_MAX * floats.E2M1_MAX)).clamp(min=TINY)
     block_scale = block_scale[:, None, :, None]  # [B, 1, blocks, 1]
     each = block_scale.repeat_interleave(part.block, 2)  # [B, 1, T, 1]
-    scale = reach / E2M1_MAX / each
-    scale = to_e4m3(torch.where(reach > 0, scale.clamp(E4M3_SMALLEST, E4M3_MAX), 0.0))
+    scale = (reach / floats.E2M1_MAX / each).clamp(floats.E4M3_SMALLEST, floats.E4M3_MAX)
+    scale = floats.to_e4m3(torch.where(reach > 0, scale, 0.0))
     divisor = (scale.float() * each).clamp(min=TINY)[..., None]
-    codes = encode_e2m1(groups / divisor).view(B, K, T, -1)[..., :width]
+    codes = floats.encode_e2m1(groups / divisor).view(B, K, T, -1)[..., :width]
     packed = pack(codes.flatten(0, -2), 4).view(B, K, T, -1)
     return {"codes": packed, "scale": scale, "block_scale": block_scale}
 
 
 def raw(packed: dict[str, Tensor], part: Part, width: int, buffer: Tensor | None = None) -> Tensor:
-    """Return the codes as float32 [B, K, T, D], in `buffer` if given.
+    """Return the codes as float32 [B, K, T, D], without scale and minimum.
 
-    Scale and minimum are not applied.
+    8-bit codes are written into `buffer`, if given.
     """
     codes = packed["codes"]
     if part.bits == 8:
@@ -156,7 +161,7 @@ def raw(packed: dict[str, Tensor], part: Part, width: int, buffer: Tensor | None
     shape = (*codes.shape[:-1], width)
     signed = not part.zero_bits and part.code == "int"
     codes = unpack(codes.reshape(-1, codes.shape[-1]), part.bits, width, signed=signed)
-    codes = decode_e2m1(codes) if part.code == "nvfp4" else codes.float()
+    codes = floats.decode_e2m1(codes) if part.code == "nvfp4" else codes.float()
     return codes.view(shape)
 
 
@@ -167,19 +172,14 @@ def decode(packed: dict[str, Tensor], part: Part, width: int) -> Tensor:
     if T == 0:
         return codes
     if part.axis == "token":
-        group = part.group or D
+        group, shared = part.group or D, -1  # `shared`: the dimension that has one scale
         groups = pad(codes, (0, -D % group)).view(B, K, T, -1, group)
     else:
-        groups = codes.view(B, K, -1, part.block, D)
-    scale = _spread(packed["scale"], part)
+        groups, shared = codes.view(B, K, -1, part.block, D), -2
+    scale = packed["scale"].float().unsqueeze(shared)
     if part.code == "nvfp4":
         scale = scale * packed["block_scale"].repeat_interleave(part.block, 2)[..., None]
     groups = groups * scale
     if part.zero_bits:
-        groups = groups + _spread(packed["minimum"], part)
+        groups = groups + packed["minimum"].float().unsqueeze(shared)
     return groups.reshape(B, K, T, -1)[..., :D]
-
-
-def _spread(scale: Tensor, part: Part) -> Tensor:
-    """Shape a stored scale [B, heads, entries, width] to broadcast over `grouped`."""
-    return scale.float().unsqueeze(-1 if part.axis == "token" else -2)

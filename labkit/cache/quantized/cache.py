@@ -1,20 +1,19 @@
 """Cache codes and scales, with full precision for the newest tokens.
 
-Decode at long contexts reads the cache once per token. Fewer bits make that faster and
-leave memory for more users or longer texts. Keys have a few channels that are large in
-every token, so below 8 bits they need a scale per channel. Values have no such
-channels, so a scale per token is enough (KIVI, arXiv 2402.02750). The formats are data:
-`labkit.plan.kv_formats`.
+Each decode step reads the whole cache. Fewer bits make that faster and leave memory for
+more users or longer texts. Keys have a few channels that are large in every token, so
+below 8 bits they need a scale per channel. Values have no such channels, so a scale per
+token is enough (KIVI, arXiv 2402.02750). `labkit.plan.kv_formats` defines the formats.
 
     append   quantizes the oldest whole block that no longer fits into the tail, once
-    attend   computes scores and sums from the packed blocks: `quantized/attention.py`
+    attend   computes scores and sums from the packed blocks (`quantized/attention.py`)
 
 No full-precision copy of the cache exists at any time. Attention always reads the
 packed blocks, even in a long prefill. Windows are masked, not dropped.
 
 When it loses: unpacking costs more time than the saved bytes (INT4 on a CPU, short
-contexts), and the answer is close but not equal. `labkit eval text --kv-format`
-measures the difference.
+contexts). The answer is close to the exact one but not equal. `labkit eval text
+--kv-format` measures the difference.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from torch import Tensor
 
 from labkit.cache.contract import InMemory, KVCache, doubled, grown
 from labkit.cache.forward_pass import NOWHERE, Step, visible
-from labkit.cache.quantized.attention import Buffer, Side, attend_packed, cos_sin, turn
-from labkit.cache.quantized.blocks import decode, encode, layout
+from labkit.cache.quantized.attention import Buffer, Side, attend_packed, cos_sin, rotate
+from labkit.cache.quantized.blocks import decode, encode, grown_tensors, layout
 from labkit.cache.quantized.packed_slots import Bulk, Move, plan
 from labkit.errors import BadRequest
 from labkit.kernels.native.table_attention import MOST_QUERIES, Rows, table_attention
@@ -38,13 +37,11 @@ from labkit.plan.kv_formats import KVFormat, get_kv_format
 
 
 class QuantizedCache(KVCache):
-    """`kv_format` is a `KVFormat` or its name.
-
-    The other arguments are those of KVCache.
+    """A cache in `kv_format`, a `KVFormat` or its name.
 
     A format that quantizes keys before RoPE needs `frequencies` [D/2]: the radians per
     position by which the model rotates its keys. They must not change with the length
-    (no dynamic NTK).
+    (no dynamic NTK). The other arguments are those of KVCache.
     """
 
     stores_latents = False
@@ -59,16 +56,15 @@ class QuantizedCache(KVCache):
         super().__init__(*sizes, **named)
         self.format = replace(get_kv_format(kv_format), tail_bits=8 * self.dtype.itemsize)
         if not self.format.packed:
-            raise BadRequest(
-                f"KV format {self.format.name} has no scales; make a contiguous cache of that dtype."
-            )
+            name = self.format.name
+            raise BadRequest(f"KV format {name} has no scales; use a contiguous cache instead.")
         self.frequencies = frequencies if self.format.before_rope else None
         if self.format.before_rope:
             given = tuple(frequencies.shape) if isinstance(frequencies, Tensor) else frequencies
             if any(given != (layer.head_dim / 2,) for layer in self.shape.layers):
                 raise BadRequest(
-                    f"The frequencies are {given}; to quantize keys before RoPE, give the model's own "
-                    "[head_dim / 2], the same for all layers."
+                    f"The shape of the frequencies is {given}; to quantize keys before RoPE, give "
+                    "the model's frequencies [head_dim / 2]."
                 )
         block, tail = self.format.block, self.format.tail
         self.bulks = [Bulk(block) for _ in range(self.batch)]
@@ -76,7 +72,6 @@ class QuantizedCache(KVCache):
         self.tails: dict[int, tuple[Tensor, ...]] = {}  # layer -> keys, values
         self.missing: set[int] = set()  # layers that have not appended their tokens in this pass
         self._moves: list[Move] = []
-        self._seen: dict[Any, Any] = {}  # what the layers of one pass share
         self._buffer = Buffer()
         slots = -(-self.first_slots // block) * block
         if self.capacity is not None:
@@ -100,16 +95,16 @@ class QuantizedCache(KVCache):
     def attend(self, layer: int, queries: Tensor, scale: float | None = None) -> Tensor:
         spec, memory = self.shape.layers[layer], self.in_memory()
         if memory is not None and queries.shape[2] <= MOST_QUERIES:
-            if "rows" not in self._seen:
-                self._seen["rows"] = Rows(self.step.starts, self.step.counts)
-            sides, rows = (memory.keys[layer], memory.values[layer]), self._seen["rows"]
+            if "rows" not in self._pass:
+                self._pass["rows"] = Rows(self.step.starts, self.step.counts)
+            sides, rows = (memory.keys[layer], memory.values[layer]), self._pass["rows"]
             out = table_attention(queries, *sides, rows, scale, spec.window)
             if out is not None:
                 return out
         keys, values = self._sides(self.shape.home[layer])
         positions, seen = self._view(keys.slots, keys.tail.shape[2], spec.window, spec.sinks)
-        turns = self._turns(positions[:, : keys.slots])
-        return attend_packed(queries, keys, values, seen, scale, turns, self._buffer)
+        rotation = self._rotation(positions[:, : keys.slots])
+        return attend_packed(queries, keys, values, seen, scale, rotation, self._buffer)
 
     def _store(self, layer: int, rows: slice, move: Move, *new: Tensor) -> None:
         """Write new tokens into the tail; pack the oldest blocks that do not fit."""
@@ -129,7 +124,7 @@ class QuantizedCache(KVCache):
             return
         if self.frequencies is not None:
             back = -torch.arange(move.start, move.start + move.pack, device=self.device)
-            oldest[0] = turn(oldest[0].float(), *cos_sin(back, self.frequencies))
+            oldest[0] = rotate(oldest[0].float(), *cos_sin(back, self.frequencies))
         if self.format.keys == self.format.values:  # one call instead of two
             both = encode(torch.cat(oldest), self.format.keys)
             codes = [dict(zip(both, pair)) for pair in zip(*(t.chunk(2) for t in both.values()))]
@@ -141,7 +136,7 @@ class QuantizedCache(KVCache):
                 packed[name][rows, :, move.slot // per : (move.slot + move.pack) // per] = tensor
 
     def _sides(self, layer: int) -> list[Side]:
-        """Return keys and values of a layer, as attention reads them."""
+        """Return the keys and values of a layer for `attend_packed`."""
         slots = max(bulk.slots for bulk in self.bulks)
         tail = max(length - bulk.tokens for length, bulk in zip(self.lengths, self.bulks))
         parts = (self.format.keys, self.format.values)
@@ -153,11 +148,11 @@ class QuantizedCache(KVCache):
     def _view(
         self, slots: int, tail: int, window: int | None, sinks: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return positions [B or 1, S] of slots and tail, and a mask [B or 1, T, S].
+        """Return the positions [B or 1, S] of slots and tail, and a mask [B or 1, T, S].
 
-        The mask marks what each query sees. Both are computed once per pass.
+        The mask marks the keys that each query sees (None: all).
         """
-        if (window, sinks) not in self._seen:
+        if (window, sinks) not in self._pass:
             one = all(b == self.bulks[0] for b in self.bulks) and len(set(self.lengths)) == 1
             rows = []
             for bulk, length in list(zip(self.bulks, self.lengths))[: 1 if one else None]:
@@ -168,15 +163,15 @@ class QuantizedCache(KVCache):
             everything = window is None and step.num_tokens == 1 and one and not self.bulks[0].short
             queries = step.positions[:1] if one and step.uniform else step.positions
             seen = None if everything else visible(queries, positions, window, sinks)
-            self._seen[window, sinks] = positions, seen
-        return self._seen[window, sinks]
+            self._pass[window, sinks] = positions, seen
+        return self._pass[window, sinks]
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return cos and sin at `positions` for keys stored before RoPE."""
-        if self.frequencies is not None and "turns" not in self._seen:
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return cos and sin at `positions` if keys are stored before RoPE."""
+        if self.frequencies is not None and "rotation" not in self._pass:
             at = positions[:, None].where(positions[:, None] < NOWHERE, 0)
-            self._seen["turns"] = cos_sin(at, self.frequencies)
-        return self._seen.get("turns")
+            self._pass["rotation"] = cos_sin(at, self.frequencies)
+        return self._pass.get("rotation")
 
     def tensors(self) -> list[Tensor]:
         packed = [t for sides in self.packed.values() for side in sides for t in side.values()]
@@ -185,17 +180,17 @@ class QuantizedCache(KVCache):
     def nbytes_used(self) -> int:
         packed = sum(bulk.slots for bulk in self.bulks)
         tail = sum(self.lengths) - sum(bulk.tokens for bulk in self.bulks)
-        total = 0
+        total, parts = 0, (self.format.keys, self.format.values)
         for layer in (self.shape.layers[i] for i in self.shape.own):
             K, D = layer.num_kv_heads, layer.head_dim
-            for part in (self.format.keys, self.format.values):
-                total += int(part.bytes(D, K, packed)) + tail * D * K * self.dtype.itemsize
+            total += sum(int(part.bytes(D, K, packed)) for part in parts)
+            total += 2 * tail * D * K * self.dtype.itemsize
         return total
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Return the number of tokens before the next packing.
+        """Return the number of tokens that fit before the next block is packed.
 
-        In single steps, tokens before a packing read full precision.
+        In single steps, these tokens read the block in full precision.
         """
         block, tail = self.format.block, self.format.tail
         if tail == 0:
@@ -204,18 +199,18 @@ class QuantizedCache(KVCache):
         return tuple(room if room > 0 else block for room in left)
 
     def _layout(self) -> InMemory | None:
-        plain = self.dtype in (torch.float32, torch.bfloat16)
-        keys, values = ([self.packed[i][side] for i in self.shape.own] for side in (0, 1))
-        readable = self.format.name == "int8_token" and plain
-        return InMemory("int8", self.slots, keys, values) if readable else None
+        if self.format.name != "int8_token" or self.dtype not in (torch.float32, torch.bfloat16):
+            return None
+        sides = ([self.packed[i][side] for i in self.shape.own] for side in (0, 1))
+        return InMemory("int8", self.slots, *sides)
 
-    def _held_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, _ = self._sides(layer)
         positions, _ = self._view(keys.slots, keys.tail.shape[2], None, 0)
         numbers = [decode(block, keys.part, keys.tail.shape[3]) for _, block in keys.blocks()]
-        turns = self._turns(positions[:, : keys.slots])
-        if turns is not None and numbers:
-            numbers = [turn(torch.cat(numbers, 2), *turns)]
+        rotation = self._rotation(positions[:, : keys.slots])
+        if rotation is not None and numbers:
+            numbers = [rotate(torch.cat(numbers, 2), *rotation)]
         return torch.cat([*numbers, keys.tail.float()], 2), positions.expand(self.batch, -1)
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
@@ -225,30 +220,27 @@ class QuantizedCache(KVCache):
         needed = max(move.slot + move.pack for move in self._moves)
         if needed > self.slots:
             slots = doubled(max(self.slots, self.format.block), needed)
-            if self.capacity is not None:  # beyond it only if rewinding has left short blocks
+            if self.capacity is not None:  # short blocks may need more slots than that
                 slots = min(slots, max(needed, self.format.packed_tokens(self.capacity)))
             self._allocate(slots)
         for bulk, move in zip(self.bulks, self._moves):
             bulk.slots += move.pack
         self.missing = set(self.shape.own) if self.format.tail else set()
-        self._seen = {}
 
     def _allocate(self, slots: int) -> None:
         """Make room for `slots` tokens; growing copies one layer at a time."""
         for i in self.shape.own:
-            layer, sides = self.shape.layers[i], []
-            for side, part in enumerate((self.format.keys, self.format.values)):
-                old = self.packed[i][side] if i in self.packed else {}
-                tensors = {}
-                for name, store in layout(part, layer.num_kv_heads, layer.head_dim).items():
-                    size = (self.batch, store.heads, slots // store.per, store.width)
-                    tensors[name] = grown(old.get(name), size, store.dtype, self.device)
-                sides.append(tensors)
-            self.packed[i] = tuple(sides)
+            layer, old = self.shape.layers[i], self.packed.get(i, ({}, {}))
+            parts = (self.format.keys, self.format.values)
+            stores = [layout(part, layer.num_kv_heads, layer.head_dim) for part in parts]
+            new = (
+                grown_tensors(*pair, self.batch, slots, self.device) for pair in zip(stores, old)
+            )
+            self.packed[i] = tuple(new)
         self.slots, self._in_memory = slots, None
 
     def _complete(self) -> None:
-        """Finish a pass that was interrupted: layers that it did not reach get zeros.
+        """Finish an interrupted pass: append zeros to the layers that it did not reach.
 
         Tails and packed tokens then have equal lengths in all layers. The following
         rewind drops the zeros.
@@ -263,7 +255,6 @@ class QuantizedCache(KVCache):
         self._complete()
         for bulk, keep in zip(self.bulks, lengths):
             bulk.cut(keep)
-        self._seen = {}
 
     def _select(self, rows: tuple[int, ...], order: Tensor) -> None:
         self._complete()
@@ -276,11 +267,10 @@ class QuantizedCache(KVCache):
             self.packed[i] = tuple({n: pick(t) for n, t in side.items()} for side in sides)
             self.tails[i] = tuple(map(pick, self.tails[i]))
         self.bulks = [self.bulks[row].copy() for row in rows]
-        self._seen, self._in_memory = {}, None
 
 
 def quantized_cache(
     kv_format: str | KVFormat, frequencies: Tensor | None = None
 ) -> Callable[..., QuantizedCache]:
-    """Return a function that makes caches in that format."""
+    """Return a function that makes caches in `kv_format`, for `make_cache` and `generate`."""
     return partial(QuantizedCache, kv_format=get_kv_format(kv_format), frequencies=frequencies)

@@ -3,8 +3,9 @@
 A row consists of packed slots followed by a tail. When the tail would exceed its size,
 the oldest tokens are packed in whole blocks. A rewind into the packed part leaves a
 "short" block, with fewer tokens than slots. Its tokens are not decoded and packed
-again, so errors do not accumulate. Slot numbers therefore differ from positions;
-`positions` maps them. A short block wastes at most block - 1 slots until it is removed.
+again, so errors do not accumulate. Slot numbers then differ from positions, and
+`Bulk.positions` maps them. A short block wastes at most block - 1 slots until it is
+removed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from labkit.cache.forward_pass import NOWHERE
 
 @dataclass
 class Bulk:
-    """The packed part of a row: `slots` in use, a multiple of the block.
+    """The packed part of a row.
 
-    `short`: block -> tokens in it.
+    `slots` are in use, a multiple of `block`. `short` maps the index of each short block
+    to its number of tokens.
     """
 
     block: int
@@ -40,13 +42,11 @@ class Bulk:
         tokens = self.tokens
         while tokens > keep:
             last = self.slots // self.block - 1
-            inside = self.short.pop(last, self.block)
-            if tokens - inside >= keep:
+            tokens -= self.short.pop(last, self.block)
+            if tokens >= keep:
                 self.slots -= self.block
-                tokens -= inside
             else:
-                self.short[last] = inside - (tokens - keep)
-                tokens = keep
+                self.short[last] = keep - tokens
 
     def positions(self, slots: int) -> Tensor:
         """Return the position of each of `slots` slots: [slots]."""
@@ -64,10 +64,10 @@ class Move:
     """How a pass changes a row: it packs the oldest tokens and keeps the rest."""
 
     start: int  # position of the first token in the tail
-    tail: int
-    count: int
-    pack: int
-    slot: int  # where packed tokens go
+    tail: int  # tokens in the tail before the pass
+    count: int  # new tokens
+    pack: int  # tokens to pack
+    slot: int  # the first slot for them
 
     @property
     def left(self) -> int:
@@ -75,7 +75,7 @@ class Move:
 
 
 def plan(bulk: Bulk, length: int, count: int, most: int) -> Move:
-    """Plan `count` more tokens for a row of `length`; at most `most` stay in the tail."""
+    """Plan `count` more tokens for a row of `length`; up to `most` stay in the tail."""
     start = bulk.tokens
     tail = length - start
     blocks = -(-max(0, tail + count - most) // bulk.block)

@@ -2,7 +2,7 @@
 
     weights[h, s] = softmax over s of (q_h . k_s) / sqrt(D)
 
-The keys k are as the cache stores them, packed or not. This is for pictures: `held_keys`
+The keys k are as the cache stores them, packed or not. This is for pictures: `cached_keys`
 decodes all keys of a layer at once, which attention itself never does. `Watched` wraps a cache
 and keeps the queries of the last forward pass, so nothing runs twice.
 """
@@ -24,7 +24,7 @@ def last_weights(
 
     `queries` [B, H, T, D] are those of the last pass.
     """
-    keys, positions = cache.held_keys(layer)
+    keys, positions = cache.cached_keys(layer)
     (B, H, _, D), K, spec = queries.shape, keys.shape[1], cache.shape.layers[layer]
     last = torch.tensor([max(count - 1, 0) for count in cache.step.counts], device=cache.device)
     row = torch.arange(B, device=cache.device)

@@ -69,7 +69,7 @@ def test_a_second_release_is_refused_and_no_block_is_given_out_twice():
 def test_a_pool_that_is_full_says_so_and_gives_nothing():
     blocks = Blocks(4, 16)
     blocks.allocate(2)
-    with pytest.raises(PoolFull, match="3 blocks of 16 tokens are needed and 2 of 4"):
+    with pytest.raises(PoolFull, match="3 blocks are needed and 2 of 4"):
         blocks.allocate(3)
     assert blocks.free == 2 and len(blocks.allocate(2)) == 2
 
@@ -224,7 +224,7 @@ def test_bytes_are_those_of_the_formula_in_whole_pages(kv_format, name):
     assert (
         cache.nbytes()
         == pool.nbytes()
-        == tensor_bytes(cache.pool.held)
+        == tensor_bytes(cache.pool.layers)
         == pool.total * pool.block_bytes
     )
     assert cache.waste == pytest.approx(1 - sum(lengths) / (16 * sum(-(-n // 16) for n in lengths)))
@@ -251,7 +251,7 @@ def test_latents_and_shared_layers_are_paged_as_they_are_stored():
                 torch.testing.assert_close(
                     paged.attend(layer, q)[row, :, :count], dense.attend(layer, q)[row, :, :count]
                 )
-    with pytest.raises(ValueError, match="nothing to append"):
+    with pytest.raises(ValueError, match="append to that one"):
         paged.append(1, *new)
 
 
@@ -268,7 +268,7 @@ def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, wind
     cache.advance(T, counts)
     cache.append(0, *(torch.randn(len(lengths), kv_heads, T, D, generator=generator) for _ in "kv"))
     q = torch.randn(len(lengths), heads, T, D, generator=generator).to(dtype)
-    held = cache.pool.held[0]
+    held = cache.pool.layers[0]
     rows = Rows(cache.step.starts, cache.step.counts, cache._tables_tensor())
     out = table_attention(q, *held, rows, None, window, sinks)
     keys, values = cache.dense(0)
@@ -382,13 +382,13 @@ def test_the_kernel_says_so_where_it_does_not_serve(monkeypatch):
     cache = filled(PagedCache(SHAPE, 1), [3])
     cache.advance(1)
     rows = Rows((3,), (1,), cache._tables_tensor())
-    call = lambda q, held=cache.pool.held[0]: table_attention(q, *held, rows)  # noqa: E731
+    call = lambda q, held=cache.pool.layers[0]: table_attention(q, *held, rows)  # noqa: E731
     assert call(torch.randn(1, 4, 1, 8)) is not None or native.compiler() is None
     assert call(torch.randn(1, 4, MOST_QUERIES + 1, 8)) is None
     for kv_format in ("int8_token_sym", "int4_g32", "int8_g32", "fp8"):
         assert (
-            call(torch.randn(1, 4, 1, 8), PagePool(SHAPE, 2, kv_format=kv_format).held[0]) is None
+            call(torch.randn(1, 4, 1, 8), PagePool(SHAPE, 2, kv_format=kv_format).layers[0]) is None
         )
-    assert call(torch.randn(1, 4, 1, 8), PagePool(SHAPE, 2, dtype=torch.float16).held[0]) is None
+    assert call(torch.randn(1, 4, 1, 8), PagePool(SHAPE, 2, dtype=torch.float16).layers[0]) is None
     monkeypatch.setenv("LABKIT_NATIVE", "off")
     assert call(torch.randn(1, 4, 1, 8)) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.cache import QuantizedCache, make_cache, quantized_cache
-from labkit.cache.quantized.attention import cos_sin, turn
+from labkit.cache.quantized.attention import cos_sin, rotate
 from labkit.cache.quantized.blocks import decode, encode, layout
 from labkit.errors import BadRequest
 from labkit.generate import generate
@@ -252,7 +252,7 @@ def test_keys_turned_back_first_are_those_before_rope():
     model = tiny_model(head_dim=16)
     frequencies = model.rotary.config.frequencies(16)
     key = torch.randn(1, 2, 1, 16, generator=torch.Generator().manual_seed(1)).expand(1, 2, 96, 16)
-    turned = turn(key, *cos_sin(torch.arange(96), frequencies))
+    turned = rotate(key, *cos_sin(torch.arange(96), frequencies))
     errors, keys, values = {}, get_kv_format("int2").keys, get_kv_format("int8").values
     for before in (False, True):
         cache = quantized_cache(KVFormat("x", keys, values, 64, before_rope=before), frequencies)(

@@ -11,7 +11,7 @@ from labkit.plan.kv import KVShape, LayerKV, kv_bytes
 
 
 def positions(cache, layer=0, row=0):
-    found = cache.held_keys(layer)[1][row].tolist()
+    found = cache.cached_keys(layer)[1][row].tolist()
     return sorted(p for p in found if p < 2**62)
 
 
@@ -130,7 +130,7 @@ def test_it_goes_back_as_far_as_it_holds_and_refuses_the_rest(slack, back, works
         assert seen == pytest.approx(sum([0, *range(20 - back - 5, 20 - back + 1)]) / 7)
     else:
         with pytest.raises(
-            BadRequest, match=r"window of 6 then needs token .* go back to at least"
+            BadRequest, match=r"window of 6 then needs dropped tokens; give 0, or at least"
         ):
             cache.rewind(20 - back)
         assert cache.length == 20
