@@ -1,14 +1,15 @@
-"""How many bytes the KV cache of a model takes: the formula, layer by layer.
+"""Compute the bytes of a model's KV cache: the formula, layer by layer.
 
 Each layer stores, for each token that it keeps, K keys and K values of D numbers:
 
-    bytes = 2 * K * D * bytes_per_number * tokens kept
+    bytes = 2 * K * D * bytes per number * tokens kept
 
-K is the number of KV heads, not of query heads; D is the stated head_dim. A *window*
-bounds the tokens kept. *MLA* stores one latent and one rotary part per token instead of
-heads. A layer that *shares* another's cache stores nothing. A *format* adds scales and
-a tail. The result is exact; rounding up to pages is optional. Sources: GQA arXiv
-2305.13245; MLA arXiv 2405.04434; KIVI (int4 with a tail) arXiv 2402.02750.
+K is the number of KV heads (not of query heads), and D is `head_dim` of the config. A
+*window* limits the tokens kept. *MLA* stores one latent and one rotary part per token
+instead of heads. A layer that *shares* another layer's cache stores nothing. A *format*
+adds scales and a tail of unquantized tokens. The result is exact. Rounding up to whole
+pages is optional. Sources: GQA arXiv 2305.13245; MLA arXiv 2405.04434; KIVI (int4 with a
+tail) arXiv 2402.02750.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from labkit.plan.kv_formats import KVFormat, get_kv_format
 class LayerKV:
     """What one layer stores: K heads of D numbers, or (MLA) one latent and one rotary part.
 
-    `window`: the layer attends to the last `window` tokens, itself included, and to `sinks`
-    first tokens (None: to all). `shared_with`: the layer whose cache it reads instead of
-    one of its own.
+    `window`: the layer attends to the last `window` tokens, including the newest, and to
+    the first `sinks` tokens (None: to all tokens). `shared_with`: the layer whose cache
+    this layer reads; it then has no cache of its own.
     """
 
     num_kv_heads: int
@@ -39,33 +40,23 @@ class LayerKV:
     shared_with: int | None = None
 
     def __post_init__(self):
-        least = 1 if self.latent_dim is None else 0
-        check_fields(
-            self,
-            num_kv_heads=Whole(least),
-            head_dim=Whole(least),
-            window=OrNone(Whole(1)),
-            sinks=Whole(0),
-            rope_dim=Whole(0),
-        )
+        least = Whole(1 if self.latent_dim is None else 0)
+        check_fields(self, num_kv_heads=least, head_dim=least, window=OrNone(Whole(1)))
+        check_fields(self, sinks=Whole(0), rope_dim=Whole(0))
 
     def tokens_held(self, tokens: int) -> int:
-        """Return the tokens stored after `tokens` were seen; past the window, exactly `window`."""
+        """Return how many of `tokens` tokens are stored: all, or `window` and `sinks`."""
         return tokens if self.window is None else min(tokens, self.window + self.sinks)
 
     def tokens_paged(self, tokens: int, page: int) -> int:
-        """Return the token slots of the pages that hold them.
+        """Return the number of token slots in the pages of the stored tokens.
 
-        A window usually straddles one page more than it fills.
+        A window often lies in one page more than it could fill.
         """
         if self.window is None or tokens <= self.window + self.sinks:
             return -(-tokens // page) * page
         recent = range((tokens - self.window) // page, (tokens - 1) // page + 1)
         return len({*recent, *range(-(-self.sinks // page))}) * page
-
-    def grows(self) -> bool:
-        """Return True if one more token, past every window, takes more memory."""
-        return self.window is None and self.shared_with is None
 
     def bytes(self, tokens: int, kv_format: KVFormat) -> Fraction:
         """Return the bytes of `tokens` stored tokens of one sequence."""
@@ -84,12 +75,10 @@ class KVShape:
 
     def __post_init__(self):
         object.__setattr__(self, "layers", tuple(self.layers))
-        own = [i for i, layer in enumerate(self.layers) if layer.shared_with is None]
-        for i, layer in enumerate(self.layers):
-            if layer.shared_with is not None and layer.shared_with not in own:
+        for i, source in enumerate(self.home):
+            if source not in self.own:
                 raise BadRequest(
-                    f"layer {i} shares the cache of layer {layer.shared_with}; give a layer of "
-                    "this model with a cache of its own."
+                    f"Layer {i} reads layer {source}; give a layer with its own cache."
                 )
 
     @property
@@ -98,32 +87,33 @@ class KVShape:
 
     @cached_property
     def home(self) -> tuple[int, ...]:
-        """For each layer, the layer whose cache it reads: itself unless it is `shared_with` another."""
+        """The layer whose cache each layer reads: itself, or `shared_with`."""
         pairs = ((i, layer.shared_with) for i, layer in enumerate(self.layers))
         return tuple(i if source is None else source for i, source in pairs)
 
     @cached_property
     def own(self) -> tuple[int, ...]:
-        """The layers that store keys and values of their own."""
-        return tuple(i for i, source in enumerate(self.home) if source == i)
+        """The layers that have a cache of their own."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.shared_with is None)
 
     @classmethod
     def uniform(
         cls, num_layers: int, num_kv_heads: int, head_dim: int, window: int | None = None
     ) -> KVShape:
-        """Return the shape of a model whose layers are all alike."""
+        """Return the shape of a model with equal layers."""
         return cls((LayerKV(num_kv_heads, head_dim, window),) * num_layers)
 
 
 def kv_bytes_per_token(shape: KVShape, kv_format: str | KVFormat = "bf16") -> int | float:
-    """Return the growth of the cache by one more token past every window.
+    """Return the bytes that one more token adds once all windows are full.
 
-    A format that packs whole blocks of tokens grows in steps; this is the mean over a block.
+    A format that packs blocks of tokens grows in steps; the result is the mean over a
+    block.
     """
     kv_format = get_kv_format(kv_format)
     start, total = kv_format.tail + kv_format.block, Fraction(0)
-    for layer in shape.layers:
-        if layer.grows():
+    for layer in (shape.layers[i] for i in shape.own):
+        if layer.window is None:
             after = layer.bytes(start + kv_format.block, kv_format)
             total += after - layer.bytes(start, kv_format)
     return _number(total / kv_format.block)
@@ -138,18 +128,16 @@ def kv_bytes(
 ) -> int | float:
     """Return the bytes of `sequences` sequences of `tokens` tokens each.
 
-    `page`: round up to whole pages of this many tokens (None: the ideal size).
+    `page`: round up to whole pages of this many tokens (None: do not round).
     """
     whole_number(tokens, "tokens", 0)
     whole_number(sequences, "sequences", 0)
     if page is not None:
         whole_number(page, "page", 1)
-    kv_format = get_kv_format(kv_format)
-    total = Fraction(0)
-    for layer in shape.layers:
-        if layer.shared_with is None:
-            kept = layer.tokens_held(tokens) if page is None else layer.tokens_paged(tokens, page)
-            total += layer.bytes(kept, kv_format)
+    kv_format, total = get_kv_format(kv_format), Fraction(0)
+    for layer in (shape.layers[i] for i in shape.own):
+        kept = layer.tokens_held(tokens) if page is None else layer.tokens_paged(tokens, page)
+        total += layer.bytes(kept, kv_format)
     return _number(total * sequences)
 
 

@@ -55,10 +55,9 @@ def bytes_of(shape: ModelShape, recipe: str, length: int, kv_format: str) -> dic
         return sum(matrix_bytes(m, formats, shape.tied) for m in shape.part(*parts))
 
     embedding = size("embedding")
-    layers = range(shape.num_layers)
     return dict.fromkeys(PARTS, 0.0) | {
         "weights": size("blocks", "router"),
-        "KV": sum(kv_bytes_read(shape, layer, length, kv_format) for layer in layers),
+        "KV": sum(kv_bytes_read(layer, length, kv_format) for layer in shape.kv.layers),
         "head": size("head") or embedding,  # tied: the same table
         "embedding": embedding / shape.vocab_size,
         "sampling": 4.0 * shape.vocab_size,

@@ -1,9 +1,9 @@
 """Look up the shapes and parameter counts of well-known models.
 
-The table is `data/known_models.json`. Its fields are those of each model's config.json
-on the hub; `parameters` is the total of its safetensors files (each weight once, text
-part only). A test rebuilds every count from the fields. DeepSeek-V3 is without its
-prediction module.
+The table is `data/known_models.json`. Its fields are those of each model's config.json on
+the hub. `parameters` is the number of weights in the safetensors files of the text part,
+each counted once. A test computes it from the other fields. The entry of DeepSeek-V3 does
+not count its module that predicts further tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ OTHER_NAMES = {
 def known_config(name: str) -> dict:
     """Return the config of a known model.
 
-    Case, owner and the ending -Instruct do not matter. Raises BadRequest for a model
-    that is not in the table."""
+    Ignores case, the owner before the slash, and the ending -Instruct or -it. Raises
+    BadRequest for a model that is not in the table.
+    """
     short = name.lower().rsplit("/", 1)[-1]
     short = OTHER_NAMES.get(short, short.removesuffix("-instruct").removesuffix("-it"))
     if short not in KNOWN_MODELS:
-        raise BadRequest(
-            f"Model {name!r} is not in the table of known models; choose one of "
-            f"{', '.join(KNOWN_MODELS)}, or give a config.json."
-        )
+        known = ", ".join(KNOWN_MODELS)
+        raise BadRequest(f"Model {name!r} is not known; give a config.json or one of {known}.")
     return {**KNOWN_MODELS[short], "_name_or_path": short}

@@ -1,16 +1,17 @@
-"""Predict the memory of a model from its shapes alone, and what fits into a budget.
+"""Predict the memory of a model from its shapes, and how many sequences fit a budget.
 
     total = weights (recipe) + KV cache (format, tokens, sequences) + run-time overhead
 
-The KV cache is given without padding, and also in pages of 16 tokens. The overhead is
+The KV cache is counted without padding, and also in pages of 16 tokens. The overhead is
 that of one prefill chunk or of one decode step for all sequences, whichever is larger.
-Results are in bytes; tables show MiB and GiB. Limitation: a runtime that reserves its
-cache up front, or an allocator that fragments memory, takes more than the total.
+Results are in bytes; the text shows MiB and GiB. Limitation: a run takes more than the
+total if it allocates its cache in advance, or if the allocator fragments memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from labkit.lab.plan.known_models import known_config
 from labkit.lab.plan.runtime import Runtime, runtime_bytes
 from labkit.plan.kv import KVShape, kv_bytes, kv_bytes_per_token
 from labkit.plan.shapes import ModelShape, model_shape
-from labkit.plan.units import format_bytes, parse_bytes
+from labkit.plan.units import SHORT_NAMES, format_bytes, parse_bytes
 from labkit.plan.weights import bits_per_weight, weight_bytes
 
 PAGE_TOKENS = 16
@@ -29,8 +30,8 @@ PREFILL_CHUNK = 2048  # longer prompts are prefilled in chunks of this many toke
 def resolve(model) -> ModelShape:
     """Return the shapes of a model.
 
-    `model`: a name in the table of known models, a config.json (path, folder or dict),
-    the ModelConfig of a loaded model, or a ModelShape. Raises BadRequest for any other.
+    `model`: the name of a known model, a config.json (path, folder or dict), the
+    ModelConfig of a loaded model, or a ModelShape. Raises BadRequest for anything else.
     """
     if isinstance(model, ModelShape):
         return model
@@ -54,18 +55,19 @@ def plan(
     kv_format: str | None = None,
     budget: str | int | None = None,
 ) -> dict:
-    """Return the bytes for `sequences` x `tokens` tokens, and how many fit a budget.
+    """Return the memory of a run in bytes, and how many sequences fit a budget.
 
-    `model`: as for `resolve`. `recipe`: fp32, bf16, int8, int4, a number format or a
-    GGUF type (default: the checkpoint's own dtype). `kv_format`: the same for the
-    cache.
+    `model`: as for `resolve`. `tokens`: per sequence. `recipe`: the format of the
+    weights: fp32, bf16, int8, int4, a number format or a GGUF type. `kv_format`: the
+    format of the cache. Both default to the dtype of the checkpoint. `budget`: bytes,
+    or a text such as "16GiB". Raises BadRequest for a value that is not valid.
     """
     whole_number(tokens, "tokens", 1)
     whole_number(sequences, "sequences", 1)
     shape = resolve(model)
     recipe, kv_format = recipe or shape.dtype, kv_format or shape.dtype
     weights = weight_bytes(shape, recipe)
-    compute = {"float32": "fp32", "fp32": "fp32", "fp16": "fp16"}.get(recipe, "bf16")
+    compute = SHORT_NAMES.get(recipe, recipe)
 
     def overhead(count: int) -> Runtime:
         prefill = runtime_bytes(shape, min(tokens, PREFILL_CHUNK), 1, compute)
@@ -99,60 +101,37 @@ def plan(
         "workspace_bytes": runtime.workspace,
         "total_bytes": total(sequences),
         "budget_bytes": limit,
-        "max_sequences": None if limit is None else _largest(total, limit),
+        "max_sequences": None if limit is None else bisect_right(range(1, 2**40), limit, key=total),
         "beyond_context": shape.max_positions is not None and tokens > shape.max_positions,
         "max_positions": shape.max_positions,
     }
 
 
-def _largest(total: Callable[[int], int], limit: int) -> int:
-    """Return the largest number of sequences whose total is within the limit."""
-    low, high = 0, 1
-    while total(high) <= limit and high < 2**40:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if total(middle) <= limit:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def render(result: dict) -> str:
-    """Format the plan as text: one line per item, with its unit."""
+    """Format a plan as text, with one line per item."""
     cache = f"{result['sequences']} x {result['tokens']:,} tokens in {result['kv_format']}"
     per_token = f"{result['kv_bytes_per_token']:,.10g} B per further token"
     bits = f"{result['bits_per_weight']:.2f} bits per weight"
     rows = [
         ("weights", "weight_bytes", f"{result['recipe']}, {bits}"),
         ("KV cache", "kv_bytes", f"{cache}, {per_token}"),
-        (f"  in pages of {PAGE_TOKENS}", "kv_bytes_paged", "what a paged cache takes instead"),
+        (f"  in pages of {PAGE_TOKENS}", "kv_bytes_paged", "if the cache is paged"),
         ("  windows ignored", "kv_bytes_without_windows", "if a runtime keeps every token"),
-        (
-            "activations",
-            "activation_bytes",
-            f"one prefill chunk (up to {PREFILL_CHUNK} tokens) or one decode step",
-        ),
+        ("activations", "activation_bytes", f"{PREFILL_CHUNK} prompt tokens or one decode step"),
         ("logits", "logit_bytes", "model dtype and a float32 copy"),
         ("workspace", "workspace_bytes", "of the matrix products"),
         ("total", "total_bytes", "weights + KV cache + activations + logits + workspace"),
     ]
     if result["kv_bytes_without_windows"] == result["kv_bytes"]:
         del rows[3]
-    active = result["active_parameters"]
-    used = f" ({active:,} per token)" if active != result["parameters"] else ""
-    lines = [
-        f"{result['model']}: {result['parameters']:,} parameters{used}, {result['layers']} layers"
-    ]
-    for name, key, note in rows:
-        lines.append(f"  {name:<17} {format_bytes(result[key]):>12}   {note}")
+    active, parameters = result["active_parameters"], result["parameters"]
+    used = f" ({active:,} per token)" if active != parameters else ""
+    lines = [f"{result['model']}: {parameters:,} parameters{used}, {result['layers']} layers"]
+    lines += [f"  {name:<17} {format_bytes(result[key]):>12}   {note}" for name, key, note in rows]
     if result["budget_bytes"] is not None:
         budget = format_bytes(result["budget_bytes"])
         lines.append(f"  {result['max_sequences']:,} such sequences fit into {budget}")
     if result["beyond_context"]:
-        lines.append(
-            f"  note: {result['tokens']:,} tokens exceed the model's context of "
-            f"{result['max_positions']:,}"
-        )
+        longest = f"the model's context of {result['max_positions']:,}"
+        lines.append(f"  note: {result['tokens']:,} tokens exceed {longest}")
     return "\n".join(lines)

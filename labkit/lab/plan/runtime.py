@@ -1,17 +1,17 @@
-"""Predict the memory of a run besides weights and cache.
+"""Predict the memory of a run in addition to weights and cache.
 
-It consists of activations, logits and the workspace of products. While a step runs,
-sequences * tokens vectors pass through one layer at a time, so only one layer's
-intermediates exist at once. The two places that use most memory, in numbers per token:
+This memory consists of activations, logits and the workspace of products. The layers run
+one after the other, so only the intermediate results of one layer exist at a time. Two
+places need most memory. In numbers per token:
 
-    attention      3 E + 2 (H + 2K) D + 2 H D   residual, norm, q|k|v, rotated, output
-    feed-forward   3 E + 4 I                    gate|up, silu(gate), the product
+    attention      3 E + 4 (H + K) D   residual, norm, q|k|v, rotated q|k|v, output
+    feed-forward   3 E + 4 I           gate|up, silu(gate), the product
 
-Logits: one row of V per sequence in the model's dtype, and a float32 copy for sampling.
-Workspace: CPU libraries keep a reordered copy of the product's operands in 16-bit
-formats, and PyTorch threads keep buffers. Both together count as the largest matrix of
-a block for bf16 and fp16, and as nothing for float32. Limitation: attention computed
-with a full score matrix adds H * T * S numbers.
+Logits: one row of V numbers per sequence in the model's dtype, and a float32 copy for
+sampling. Workspace: in 16-bit formats, CPU libraries keep a reordered copy of a product's
+operands, and PyTorch's threads keep buffers. The prediction counts the largest matrix of
+a block for both together, and nothing for float32. Limitation: attention that stores all
+scores needs H * T * S numbers more.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class Runtime:
+    """Bytes of activations, logits and workspace."""
+
     activations: int
     logits: int
     workspace: int
@@ -39,27 +41,18 @@ def runtime_bytes(
     model: ModelShape, tokens: int, sequences: int = 1, dtype: str = "bf16"
 ) -> Runtime:
     """Return the peak bytes of a pass of `sequences` rows of `tokens` tokens."""
-    number = NUMBER_BYTES.get(dtype, 2)
-    attention = max(_attention_width(model, i) for i in range(model.num_layers))
-    per_token = 3 * model.hidden_size + max(attention, 4 * widest_mlp(model))
+    number, attention = NUMBER_BYTES.get(dtype, 2), 0
+    for kv in model.kv.layers:
+        width = kv.head_dim if kv.latent_dim is None else kv.latent_dim + kv.rope_dim
+        attention = max(attention, model.num_heads * width + kv.num_kv_heads * kv.head_dim)
+    inner: Counter[int | None] = Counter()  # layer -> width, summed over its active experts
+    for matrix in model.part("blocks"):
+        if matrix.name.rpartition(".")[2] == "up":
+            inner[matrix.layer] += matrix.active_parameters // matrix.columns
+    per_token = 3 * model.hidden_size + 4 * max(attention, *inner.values())
     largest = max(matrix.rows * matrix.columns for matrix in model.part("blocks"))
     return Runtime(
         activations=tokens * sequences * per_token * number,
         logits=sequences * model.vocab_size * (number + 4),
         workspace=largest * number if number == 2 else 0,
     )
-
-
-def _attention_width(model: ModelShape, layer: int) -> int:
-    queries, kv = model.query_width(layer), model.kv.layers[layer]
-    return 2 * (queries + 2 * kv.num_kv_heads * kv.head_dim) + 2 * queries
-
-
-def widest_mlp(model: ModelShape) -> int:
-    """Return the inner width that one token uses, summed over its active experts."""
-    widths: Counter[int | None] = Counter()
-    for matrix in model.part("blocks"):
-        if matrix.name.rpartition(".")[2] == "up":
-            active = matrix.count if matrix.active is None else matrix.active
-            widths[matrix.layer] += matrix.rows * active
-    return max(widths.values())

@@ -137,8 +137,8 @@ def test_growth_per_token_is_the_growth_of_the_total(name):
     [
         (lambda: LayerKV(0, 64), "at least 1"),
         (lambda: LayerKV(1, 64, window=0), "window is 0"),
-        (lambda: KVShape((LayerKV(1, 1, shared_with=0),)), "cache of its own"),
-        (lambda: KVShape((LayerKV(1, 1), LayerKV(1, 1, shared_with=7))), "layer 7"),
+        (lambda: KVShape((LayerKV(1, 1, shared_with=0),)), "own cache"),
+        (lambda: KVShape((LayerKV(1, 1), LayerKV(1, 1, shared_with=7))), "Layer 1 reads layer 7"),
         (lambda: kv_bytes(KVShape.uniform(1, 1, 1), -1), "tokens is -1"),
         (lambda: kv_bytes(KVShape.uniform(1, 1, 1), 1, page=0), "page is 0"),
         (lambda: kv_bytes(KVShape.uniform(1, 1, 1), 1, kv_format="int5"), "int5"),

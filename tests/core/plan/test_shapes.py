@@ -135,7 +135,7 @@ def test_heads_per_group_are_not_kv_heads():
         kv_bytes_per_token(kv_shape({**LLAMA, "num_key_value_heads": n})) for n in (32, 8, 1)
     )
     assert (full, quarter, one) == (2 * 2 * 32 * 128 * 2, full // 4, full // 32)
-    with pytest.raises(BadRequest, match="divide"):
+    with pytest.raises(BadRequest, match="divisor"):
         kv_shape({**LLAMA, "num_key_value_heads": 5})
 
 
