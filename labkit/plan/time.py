@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 
 from labkit.errors import BadRequest, Number, check_fields, whole_number
@@ -218,6 +217,6 @@ def break_even_alpha(length: int, costs: SpeculationCosts) -> float | None:
     Returns None if even a rate of 1 is too low.
     """
     steps = 2**40  # of alpha
-    speedups = partial(speculative_speedup, length=length, costs=costs)
-    first = bisect_left(range(steps + 1), 1, key=lambda i: speedups(i / steps))
+    pays = lambda i: speculative_speedup(i / steps, length, costs) >= 1  # noqa: E731
+    first = bisect_left(range(steps + 1), True, key=pays)
     return None if first > steps else first / steps
