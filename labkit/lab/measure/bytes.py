@@ -1,11 +1,11 @@
 """Count the bytes of tensors and of the process.
 
-`tensor_bytes` adds up *storages*, each once: a view costs nothing, a tied weight counts
-once, and a slice of a big buffer keeps the whole buffer alive. `peak_memory` reports
-the highest resident size of the process inside a block. Linux can reset its own
-high-water mark (write 5 to /proc/self/clear_refs). Elsewhere a thread samples the size
-every 2 ms and may miss a shorter peak; `method` says which way was used. Limitation:
-resident memory includes mapped files and what the allocator keeps for later.
+`tensor_bytes` adds up *storages*, each once: a view adds nothing, a tied weight counts
+once, and a slice of a large buffer counts as the whole buffer. `peak_memory` reports the
+largest resident size of the process inside a block. Linux can reset its record of the
+peak (write 5 to /proc/self/clear_refs). On other systems a thread reads the size every
+2 ms and can miss a shorter peak. `Peak.method` says which method was used. Limitation:
+resident memory includes mapped files and memory that the allocator keeps for later.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+
+import psutil
+import torch
 
 
 def tensor_bytes(*objects) -> int:
@@ -27,8 +30,6 @@ def tensor_bytes(*objects) -> int:
 
 
 def _collect(obj, storages: dict, visited: set[int]) -> None:
-    import torch
-
     if isinstance(obj, torch.Tensor):
         storage = obj.untyped_storage()
         storages[(str(obj.device), storage.data_ptr())] = storage.nbytes()
@@ -37,11 +38,13 @@ def _collect(obj, storages: dict, visited: set[int]) -> None:
     if isinstance(obj, nothing) or id(obj) in visited:
         return
     visited.add(id(obj))
-    if isinstance(obj, torch.nn.Module):
-        parts = [*obj.parameters(), *obj.buffers(), *_outside_buffers(obj)]
+    if isinstance(obj, torch.nn.Module):  # and tensors in attributes that are not registered
+        attributes = [value for child in obj.modules() for value in vars(child).values()]
+        outside = (value for value in attributes if torch.is_tensor(value) or _is_record(value))
+        parts = [*obj.parameters(), *obj.buffers(), *outside]
     elif isinstance(obj, Mapping):
         parts = list(obj.values())
-    elif is_dataclass(obj) and not isinstance(obj, type):
+    elif _is_record(obj):
         parts = [getattr(obj, field.name) for field in fields(obj)]
     elif type(obj).__module__.split(".")[0] == "labkit" or hasattr(obj, "nbytes"):
         parts = list(getattr(obj, "__dict__", {}).values())
@@ -51,28 +54,18 @@ def _collect(obj, storages: dict, visited: set[int]) -> None:
         _collect(part, storages, visited)
 
 
-def _outside_buffers(module) -> list:
-    """Return tensors and dataclasses that modules keep in plain attributes."""
-    import torch
-
-    return [
-        value
-        for child in module.modules()
-        for value in vars(child).values()
-        if isinstance(value, torch.Tensor) or (is_dataclass(value) and not isinstance(value, type))
-    ]
+def _is_record(obj) -> bool:
+    return is_dataclass(obj) and not isinstance(obj, type)
 
 
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
-    import psutil
-
     return psutil.Process().memory_info().rss
 
 
 @dataclass
 class Peak:
-    """The highest resident size in a block, filled in when the block ends."""
+    """The largest resident size in a block; `bytes` is set when the block ends."""
 
     start_bytes: int
     method: str
@@ -85,9 +78,9 @@ class Peak:
 
 @contextmanager
 def peak_memory(device="cpu") -> Iterator[Peak]:
-    """Watch the memory of a block; read `peak.bytes` after it.
+    """Measure the peak memory of a block; read `peak.bytes` after the block.
 
-    On CUDA the peak is the allocator's own high-water mark.
+    On CUDA the peak is that of PyTorch's allocator.
     """
     if str(device).startswith("cuda"):
         yield from _cuda_peak(device)
@@ -100,8 +93,6 @@ def peak_memory(device="cpu") -> Iterator[Peak]:
 
 
 def _cuda_peak(device) -> Iterator[Peak]:
-    import torch
-
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     peak = Peak(torch.cuda.memory_allocated(device), "torch.cuda.max_memory_allocated")
@@ -133,7 +124,7 @@ def _sampled_peak(every_s: float = 0.002) -> Iterator[Peak]:
 def _reset_high_water() -> bool:
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        # Some sandboxes accept the write and ignore it.
+        # Some sandboxes accept the write, but do not reset the peak.
         return _high_water() <= resident_bytes() + 64 * 2**20
     except OSError:
         return False
@@ -141,7 +132,6 @@ def _reset_high_water() -> bool:
 
 def _high_water() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("this process has no high-water mark")
+    if "VmHWM:" not in status:
+        raise OSError("This system does not report the peak memory of a process.")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

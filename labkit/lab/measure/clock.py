@@ -1,12 +1,12 @@
 """Measure time: synchronized, warmed up, interleaved, with intervals.
 
-A call is timed from one synchronization to the next, because a GPU call returns before
-its work is done. Warm-up calls come first and are not counted. Arms that are compared
-run interleaved in one loop, and each round starts with a different arm. A machine that
-slows down then slows all of them, and their ratio is taken round by round. Intervals
-are order statistics and assume no distribution; see `median_interval`. Limitation:
-fewer than 6 repeats cannot give 95 %. The interval is then the whole range, and its
-confidence is lower.
+The time of a call runs from one synchronization to the next, because a call on a GPU
+returns before its work is done. Warm-up calls come first and do not count. Functions that
+are compared run interleaved in one loop, and each round starts with another function. If
+the machine becomes slower, it does so for all of them, and their ratio is computed round
+by round. Intervals are order statistics, which do not assume a distribution; see
+`median_interval`. Limitation: fewer than 6 repeats cannot reach 95 %. The interval is
+then the whole range, and its confidence is lower.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from math import comb
 from labkit.errors import BadRequest, whole_number
 from labkit.kernels.device import synchronize
 
-now = time.perf_counter  # looked up at each call, so that a test can replace it
+now = time.perf_counter  # a test can replace it
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds of each repeat in order, their median, and its interval."""
+    """The seconds of each repeat, in order, with their median and its 95 % interval."""
 
     times_s: tuple[float, ...]
 
@@ -45,7 +45,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster the first arm was: median over rounds, and interval."""
+    """How many times faster the first function was: median over rounds, with interval."""
 
     value: float
     low: float
@@ -57,7 +57,7 @@ class Ratio:
 
 
 def time_once(fn: Callable[[], object], device="cpu") -> float:
-    """Return the seconds of one call, from idle device to idle device."""
+    """Return the seconds of one call; the device is idle before and after."""
     synchronize(device)
     start = now()
     fn()
@@ -66,7 +66,7 @@ def time_once(fn: Callable[[], object], device="cpu") -> float:
 
 
 def measure(fn: Callable[[], object], *, repeats: int = 5, warmup: int = 1, device="cpu") -> Timing:
-    """Time one function `repeats` times after `warmup` calls that do not count."""
+    """Time one function `repeats` times, after `warmup` calls."""
     return interleave({"": fn}, repeats=repeats, warmup=warmup, device=device)[""]
 
 
@@ -78,7 +78,10 @@ def interleave(
     device="cpu",
     on_round: Callable[[int], object] | None = None,
 ) -> dict[str, Timing]:
-    """Time all arms `repeats` times; each round starts with a different arm."""
+    """Time several functions `repeats` times; each round starts with another function.
+
+    `on_round` is called after each round with the number of rounds so far.
+    """
     whole_number(repeats, "repeats", 1)
     for fn in arms.values():
         for _ in range(warmup):
@@ -95,17 +98,17 @@ def interleave(
 
 
 def ratio(a: Timing, b: Timing) -> Ratio:
-    """Return how many times faster `a` is than `b`, paired by round."""
+    """Return how many times faster `a` is than `b`, from their ratio in each round."""
     if len(a.times_s) != len(b.times_s):
         raise BadRequest(
-            f"{len(a.times_s)} and {len(b.times_s)} repeats cannot be paired; "
-            "time both arms in one interleave()."
+            f"The timings have {len(a.times_s)} and {len(b.times_s)} repeats; time both functions "
+            "in one call of interleave()."
         )
     return median_ratio(y / x for x, y in zip(a.times_s, b.times_s))
 
 
 def median_ratio(values: Iterable[float]) -> Ratio:
-    """Return the median of the ratios of all rounds, with its interval."""
+    """Return the median of ratios, one per round, with its interval."""
     values = list(values)
     low, high, confidence = median_interval(values)
     return Ratio(statistics.median(values), low, high, confidence)
@@ -114,16 +117,16 @@ def median_ratio(values: Iterable[float]) -> Ratio:
 def median_interval(
     values: Iterable[float], confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """Return an interval of order statistics for the median: (low, high, coverage).
+    """Return an interval for the median from order statistics: (low, high, coverage).
 
-    x[k] .. x[n-1-k] of n sorted values contains the median with probability 1 - 2 *
-    P(Binomial(n, 1/2) <= k) (David & Nagaraja, Order Statistics, 7.1). If even the
-    whole range does not reach `confidence`, the interval is the whole range.
+    Of n sorted values, x[k] .. x[n-1-k] contains the median with probability 1 - 2 *
+    P(Binomial(n, 1/2) <= k) (David & Nagaraja, Order Statistics, 7.1). The result is the
+    narrowest interval that reaches `confidence`, or else the whole range.
     """
     ordered = sorted(values)
     n = len(ordered)
     if n == 0:
-        raise BadRequest("No values were given, so there is no median; measure at least once.")
+        raise BadRequest("There are no values, so there is no median; measure at least once.")
     below = accumulate(comb(n, i) for i in range((n + 1) // 2))
     coverages = [1 - 2 * count / 2**n for count in below]  # of the intervals, from wide to narrow
     k = max(sum(coverage >= confidence for coverage in coverages) - 1, 0)

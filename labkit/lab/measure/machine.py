@@ -1,15 +1,17 @@
-"""Describe this machine; each record of a measurement contains the description."""
+"""Describe this machine. Every record of a measurement contains the description."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from labkit.kernels.native.build import cpu_flags
 
 REPORTED = "torch transformers safetensors tokenizers gguf numpy papermill labkit".split()
 INSTRUCTIONS = (
@@ -20,56 +22,56 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class Machine:
+    """Hardware, operating system and versions of packages."""
+
     cpu: str
-    cores: int  # that this process may use
-    threads: int  # that torch uses now
+    cores: int  # available to this process
+    threads: int  # in use by PyTorch now
     memory_bytes: int
     gpu: str | None
     gpu_memory_bytes: int | None
     os: str
     python: str
-    torch: str | None
+    torch: str
     versions: dict[str, str]
     instruction_sets: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields except `versions`, which a record stores separately."""
         fields = asdict(self) | {"instruction_sets": list(self.instruction_sets)}
-        del fields["versions"]
-        return fields
+        return {name: value for name, value in fields.items() if name != "versions"}
 
 
 def machine() -> Machine:
-    """Describe this machine; everything except the number of threads is cached."""
-    try:
-        import torch
-    except ImportError:
-        return Machine(threads=1, torch=None, **_fixed())
-    return Machine(threads=torch.get_num_threads(), torch=torch.__version__, **_fixed())
+    """Describe this machine. Everything except the number of threads is cached."""
+    import torch
+
+    return replace(_machine(), threads=torch.get_num_threads())
 
 
 @cache
-def _fixed() -> dict[str, Any]:
+def _machine() -> Machine:
     import psutil
+    import torch
 
-    info = _cpuinfo()
-    flags = set((info.get("flags") or info.get("features") or "").split())
-    gpu, gpu_memory = _gpu()
-    versions = {"python": platform.python_version()}
+    versions, cuda = {"python": platform.python_version()}, torch.cuda.is_available()
     for name in REPORTED:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {
-        "cpu": info.get("model name") or platform.processor() or platform.machine(),
-        "cores": available_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpu": gpu,
-        "gpu_memory_bytes": gpu_memory,
-        "os": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "versions": versions,
-        "instruction_sets": tuple(name for name in INSTRUCTIONS if name in flags),
-    }
+    apple = "Apple GPU (mps)" if torch.backends.mps.is_available() else None
+    return Machine(
+        cpu=_cpu_name(),
+        cores=available_cores(),
+        threads=1,
+        memory_bytes=psutil.virtual_memory().total,
+        gpu=torch.cuda.get_device_name(0) if cuda else apple,
+        gpu_memory_bytes=torch.cuda.get_device_properties(0).total_memory if cuda else None,
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        versions=versions,
+        instruction_sets=tuple(name for name in INSTRUCTIONS if name in cpu_flags()),
+    )
 
 
 def available_cores() -> int:
@@ -91,20 +93,9 @@ def last_level_cache_bytes() -> int:
     return max(sizes, default=64 * 2**20)
 
 
-def _gpu() -> tuple[str | None, int | None]:
-    try:
-        import torch
-    except ImportError:
-        return None, None
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
-    return ("Apple GPU (mps)" if torch.backends.mps.is_available() else None), None
-
-
-def _cpuinfo() -> dict[str, str]:
-    try:
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in lines if ":" in line)
-    return {key.strip().lower(): value.strip() for key, value in pairs}
+        line = next(line for line in lines if line.lower().startswith("model name"))
+        return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,17 +1,17 @@
-"""Write results as records: one JSON object per line; a killed run loses one item.
+"""Write results as records: one JSON object per line; a killed run loses at most one.
 
-Each record is written whole, flushed and fsynced. A run that is started again opens the
-same file, cuts off an incomplete last line, and asks `done(...)` which items it already
-has. Every record carries what is needed to repeat it: model and revision, dtype,
+Each record is written completely, flushed and fsynced. A run that is started again opens
+the same file, removes an incomplete last line, and calls `done(...)` to see which items
+the file has. Each record contains what is needed to repeat it: model and revision, dtype,
 device, threads, seed, machine, versions, date. Limitation: an fsync takes milliseconds,
-so write one record per item and not one per token.
+so write one record per item, not one per token.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +23,10 @@ from labkit.lab.measure.machine import machine
 
 @dataclass(frozen=True)
 class Record:
-    """One result. `low` and `high` bound `value` at 95 % unless `notes` says otherwise.
+    """One result of a measurement or an evaluation.
 
-    Timings are in seconds. `item` is the item of a task or the setting of a sweep.
+    `low` and `high` are the 95 % interval of `value`, unless `notes` says otherwise.
+    Times are in seconds. `item` is the item of a task, or the setting of a sweep.
     """
 
     what: str
@@ -53,16 +54,9 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def comparable(self) -> dict[str, Any]:
-        """Return the fields that are equal for equal seeds: no date and no timings."""
-        left_out = {"date"}
-        if self.unit in ("s", "ms", "tok/s", "GB/s"):
-            left_out |= {"value", "low", "high", "details"}
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
-
-class RecordWriter:
-    """Append records to a file; opening it cuts off an incomplete last line."""
+class RecordWriter(AbstractContextManager):
+    """Append records to a file. Opening it removes an incomplete last line."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -73,7 +67,7 @@ class RecordWriter:
             whole = data.rfind(b"\n") + 1
             if whole < len(data):
                 os.truncate(self.path, whole)
-            self._seen = {(record.what, record.item) for record in _read(self.path)}
+            self._seen = {(record.what, record.item) for record in read_records(self.path)}
         self._file = open(self.path, "a", encoding="utf-8", newline="\n")
 
     def write(self, record: Record) -> None:
@@ -91,31 +85,24 @@ class RecordWriter:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> RecordWriter:
-        return self
-
     def __exit__(self, *exc) -> None:
         self.close()
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Return all whole records of a file, without an incomplete last line.
+    """Return the records of a file, without an incomplete last line.
 
     Raises BadRequest with the line number if another line is not a record.
     """
-    return list(_read(Path(path)))
-
-
-def _read(path: Path) -> Iterator[Record]:
-    known = set(Record.__dataclass_fields__)
-    whole = path.read_bytes().split(b"\n")[:-1]  # nothing after the last newline is a record
-    for number, line in enumerate(whole, start=1):
+    records, known = [], set(Record.__dataclass_fields__)
+    lines = Path(path).read_bytes().split(b"\n")[:-1]  # after the last newline: incomplete
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 fields = json.loads(line)
-                yield Record(**{key: value for key, value in fields.items() if key in known})
+                records.append(Record(**{k: value for k, value in fields.items() if k in known}))
             except (ValueError, TypeError, AttributeError) as error:
                 raise BadRequest(
-                    f"line {number} of {path.name} is not a record ({error}); "
-                    "remove that line or write to a new file."
+                    f"Line {number} of {path} is not a record ({error}); remove the line."
                 ) from None
+    return records

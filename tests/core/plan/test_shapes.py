@@ -194,6 +194,14 @@ def test_a_config_file_its_folder_and_a_multimodal_config_are_read(tmp_path):
         assert resolve(source).parameters == count
 
 
+@pytest.mark.parametrize("content", ["# A text", "[1, 2]", ""])
+def test_a_file_that_is_no_json_object_is_an_error_that_says_what_to_give(tmp_path, content):
+    path = tmp_path / "README.md"
+    path.write_text(content)
+    with pytest.raises(BadRequest, match="is not a JSON model configuration; give a config.json"):
+        resolve(path)
+
+
 def test_gemma_3_4b_relies_on_defaults_that_its_config_leaves_out():
     text = {
         "model_type": "gemma3_text",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,9 @@ def test_killed_twice_and_with_two_at_once_the_records_are_those_of_one_run(tmp_
         for run in (expected, first, second)
     ]
     assert answers[0] == answers[1] == answers[2]
-    plain = {record.item: record.comparable() for record in read_records(whole)}
+    plain = {record.item: replace(record, date="") for record in read_records(whole)}
     assert len(plain) == 40 and all(
-        plain[record.item] == record.comparable() for record in read_records(killed)
+        plain[record.item] == replace(record, date="") for record in read_records(killed)
     )
     assert {record.item for record in read_records(killed)} == set(plain)
     metrics = (Metric("bits_per_byte"), Metric("right", share=True))

@@ -67,19 +67,13 @@ def test_a_whole_line_without_its_newline_counts_as_lost(tmp_path):
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{broken\n")
-    with pytest.raises(BadRequest, match="line 1"):
+    with pytest.raises(BadRequest, match="Line 1"):
         read_records(path)
 
 
 def test_numbers_that_json_does_not_have_are_rejected(tmp_path):
     with RecordWriter(tmp_path / "a.jsonl") as writer, pytest.raises(ValueError):
         writer.write(Record("score", float("nan"), "nats"))
-
-
-def test_equal_runs_are_equal_but_for_date_and_timings():
-    slow, fast = (Record("decode.tpot", value, "s", seed=1) for value in (1.0, 2.0))
-    assert slow.comparable() == fast.comparable()
-    assert Record("kl", 0.1, "nats").comparable() != Record("kl", 0.2, "nats").comparable()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
