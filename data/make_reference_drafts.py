@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from labkit.files import cache_dir, data_path
 from labkit.lab.distill.corpus import Text
 from labkit.lab.distill.distill import SAYABLE, corpus_of, held_out_jobs, said_most, training_jobs
 from labkit.lab.distill.medusa_loss import head_agreement, medusa_loss
-from labkit.lab.distill.prune import Pruned, influence, pruned, pruned_agreement, pruned_loss
 from labkit.lab.distill.train import Progress, Training, fit
 from labkit.lab.evals import text as scoring
 from labkit.lab.evals.report import results
@@ -29,6 +29,7 @@ from labkit.lab.stack.open import load_model
 from labkit.lab.texts import calibration_text
 from labkit.model.decoder import Decoder
 from labkit.speculate.medusa import MedusaNet
+from labkit_course.experiments.prune import Pruned, influence, pruned, pruned_agreement, pruned_loss
 
 TEXTS, TOKENS, LAYERS, SCORED = 2304, 512, 4, 4096
 STEPS = {"medusa": 150, "pruned": 150}
@@ -85,7 +86,8 @@ def four_layers(
 
 
 def _fit(net, texts, loss, training: Training, name: str, report) -> None:
-    fit(net, texts, lambda some: loss(net, some), training, _checkpoint(name), None, report)
+    loss = partial(loss, net)
+    fit(net, texts, loss, training, _checkpoint(name), on_progress=report)
 
 
 def _checkpoint(name: str) -> Path:

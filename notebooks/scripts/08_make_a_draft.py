@@ -78,7 +78,6 @@ from labkit import load_model
 from labkit.formats import get_format
 from labkit.generate import generate
 from labkit.lab.bench.speculation_costs import measure_costs
-from labkit.lab.distill import prune
 from labkit.lab.distill.corpus import Job, generate_corpus
 from labkit.lab.distill.distill import said_most
 from labkit.lab.distill.loss import acceptance, chain_loss
@@ -103,6 +102,7 @@ from labkit.speculate.layer_skip import without_layers
 from labkit.speculate.medusa import MedusaNet
 from labkit.speculate.trained import about_shipped
 from labkit_course.checks import make_a_draft as exercises
+from labkit_course.experiments import prune
 from labkit_course.experiments.sparse import packed_bits, pruned_weights
 from labkit_course.show.closing import Closing
 from labkit_course.show.figures import canvas, figure, run_folder

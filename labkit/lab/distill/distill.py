@@ -1,21 +1,21 @@
-"""Make a draft of a target: prompts, the target's answers, training, a file.
+"""Make a draft of a target: `labkit distill` runs `distill`.
 
-    plan      prompts of three kinds in a fixed mix, and library text: the first `texts` of a pool
-    answer    by the target on fast kernels, with hidden states; the cache folder keeps them
-    start     from the target's last layer (`start.fitted_start`)
-    train     `fit`, with a checkpoint next to the file; a killed run continues
-    score     alpha on held-out prompts
+1. Prompts: the first `texts` of a shuffled pool of prompts and library text.
+2. Answers: the target generates them on fast kernels; the cache folder stores them.
+3. Start: `fitted_start` initializes a hidden-state draft from the target's last layer.
+4. Training: `fit` writes checkpoints next to the file, so a stopped run can continue.
+5. Score: alpha on held-out prompts.
 
-`labkit distill` runs this. No evaluation text is read: the prompts are labkit's own, and the
-library text is from its training part.
+No evaluation text is used. The prompts are labkit's own, and the library text comes from
+the training part of the standard library.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,30 +23,38 @@ from random import Random
 import torch
 from torch import Tensor
 
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, OneOf, Whole, check_fields
 from labkit.files import cache_dir
 from labkit.lab.distill.corpus import Job, Text, generate_corpus
 from labkit.lab.distill.loss import acceptance, chain_loss
 from labkit.lab.distill.medusa_loss import head_agreement, medusa_loss
 from labkit.lab.distill.start import fitted_start
 from labkit.lab.distill.train import Progress, Training, fit
+from labkit.lab.texts import documents
+from labkit.lab.texts.training_prompts import training_prompts
 from labkit.model.decoder import Decoder
 from labkit.model.native.decoder import accelerate, unsupported_reason
 from labkit.model.native.parts import format_of
 from labkit.speculate.medusa import MedusaNet
 from labkit.speculate.trained import check_output, save_draft
 
-POOL = {"chat": (2800, 112), "code": (760, 128), "edit": (520, 144)}  # prompts, new tokens each
+# Number of prompts of each kind, and new tokens of each answer.
+POOL = {"chat": (2800, 112), "code": (760, 128), "edit": (520, 144)}
 MORE = {"chat": (1200, 112), "functions": (1200, 112), "edit": (400, 144)}  # of another seed
 HELD_OUT = {"chat": (64, 128), "code": (64, 128), "edit": (64, 128)}
-LIBRARY_TOKENS = 30_000  # of each kind
-PIECE, LONGEST = 256, 420  # tokens of a piece of library text; of the longest prompt
-SAYABLE = 12_288  # tokens that a draft can say: the target's most frequent ones
+LIBRARY_TOKENS = 30_000  # of code, and as many of prose
+PIECE, LONGEST = 256, 420  # tokens of a piece of library text, of the longest prompt
+SAYABLE = 12_288  # number of tokens that a draft can predict: the target's most frequent ones
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a draft: `texts` of the pool (6,600 on Python 3.11), `held_out` of each kind."""
+    """The settings of a draft. Raises BadRequest if one is not valid.
+
+    `texts` is the number of texts of the pool (6,600 on Python 3.11), `held_out` the number
+    of held-out prompts per kind, and `sayable` the number of tokens that the draft can
+    predict.
+    """
 
     kind: str = "hidden_state"
     texts: int = 2304
@@ -56,69 +64,54 @@ class Recipe:
     training: Training = field(default_factory=Training)
 
     def __post_init__(self):
-        if self.kind not in ("hidden_state", "medusa"):
-            raise BadRequest(
-                f"A draft of kind {self.kind!r} is not trained here; choose hidden_state or medusa."
-            )
-        if self.texts < 1 or not 1 <= self.held_out <= 64:
-            raise BadRequest(
-                f"texts is {self.texts} and held_out {self.held_out}; give at least 1, and 1 to 64."
-            )
+        check_fields(self, kind=OneOf("hidden_state", "medusa"), texts=Whole(1))
+        check_fields(self, held_out=Whole(1, 64))
 
 
 def training_jobs(tokenizer, seed: int = 1) -> list[Job]:
-    """Return the shuffled pool and further jobs behind it.
+    """Return the jobs of the pool, shuffled, and further jobs after them.
 
-    Three answers in five are greedy, the others are sampled at temperature 0.8.
+    Three of five answers are greedy. The others are sampled at temperature 0.8.
     """
-    from labkit.lab.texts import documents
-
-    first, more = _prompted(POOL, seed, tokenizer), _prompted(MORE, seed + 1, tokenizer)
+    pool = [_sampled(job) for job in _jobs(POOL, seed, tokenizer) if len(job.prompt) <= LONGEST]
+    more = [_sampled(job) for job in _jobs(MORE, seed + 1, tokenizer) if len(job.prompt) <= LONGEST]
     for kind in ("code", "prose"):
         tokens = 0
         for document in documents(kind, "training", seed):
-            ids = tokenizer.encode(document.text)[: 4 * PIECE]
-            pieces = [tuple(ids[at : at + PIECE]) for at in range(0, len(ids), PIECE)]
-            pieces = [piece for piece in pieces if len(piece) > 64]
-            first += [Job("library", piece, 0) for piece in pieces]
+            ids = tuple(tokenizer.encode(document.text)[: 4 * PIECE])
+            pieces = [ids[at : at + PIECE] for at in range(0, len(ids) - 64, PIECE)]
+            pool += [Job("library", piece, 0) for piece in pieces]
             tokens += sum(map(len, pieces))
             if tokens > LIBRARY_TOKENS:
                 break
-    Random(0).shuffle(first)
+    Random(0).shuffle(pool)
     Random(0).shuffle(more)
-    known = {job.prompt for job in first}
-    return first + [job for job in more if job.prompt not in known]
+    known = {job.prompt for job in pool}
+    return pool + [job for job in more if job.prompt not in known]
 
 
-def _prompted(pool: dict, seed: int, tokenizer) -> list[Job]:
-    return [
-        Job(kind, prompt, new_tokens, 0.0 if i % 5 < 3 else 0.8, i)
-        for kind, (count, new_tokens) in pool.items()
-        for i, prompt in enumerate(_encoded(kind, count, seed, tokenizer))
-        if len(prompt) <= LONGEST
-    ]
+def _sampled(job: Job) -> Job:
+    return replace(job, temperature=0.0 if job.seed % 5 < 3 else 0.8)
 
 
 def held_out_jobs(tokenizer, count: int, seed: int = 99) -> list[Job]:
-    """Return `count` greedy jobs of each kind, with prompts of another seed than training."""
-    return [
-        Job(kind, prompt[:LONGEST], new)
-        for kind, (most, new) in HELD_OUT.items()
-        for prompt in _encoded(kind, most, seed, tokenizer)[:count]
-    ]
+    """Return `count` greedy jobs per kind. The seed differs from that of the training."""
+    jobs = [job for job in _jobs(HELD_OUT, seed, tokenizer) if job.seed < count]
+    return [replace(job, prompt=job.prompt[:LONGEST], seed=0) for job in jobs]
 
 
-def _encoded(kind: str, count: int, seed: int, tokenizer) -> list[tuple[int, ...]]:
-    from labkit.lab.texts.training_prompts import training_prompts
-
-    return [
-        tuple(tokenizer.chat(p.text) if p.chat else tokenizer.encode(p.text))
-        for p in training_prompts(kind, count, seed)
-    ]
+def _jobs(pool: Mapping[str, tuple[int, int]], seed: int, tokenizer) -> Iterator[Job]:
+    """Yield a greedy job per prompt. Its seed is the number of the prompt within its kind."""
+    for kind, (count, new_tokens) in pool.items():
+        for number, prompt in enumerate(training_prompts(kind, count, seed)):
+            yield Job(kind, tuple(prompt.ids(tokenizer)), new_tokens, 0.0, number)
 
 
 def said_most(texts: Sequence[Text], count: int, vocab_size: int) -> Tensor:
-    """Return the `count` tokens most frequent in the answers, filled up with the lowest ids."""
+    """Return the sorted ids of the `count` most frequent tokens of the answers.
+
+    The lowest ids fill the rest if the answers have fewer different tokens.
+    """
     seen = Counter(token for text in texts for token in text.tokens[text.start :].tolist())
     chosen = dict.fromkeys(token for token, _ in seen.most_common(count))
     chosen |= dict.fromkeys(range(min(count, vocab_size)))
@@ -128,15 +121,14 @@ def said_most(texts: Sequence[Text], count: int, vocab_size: int) -> Tensor:
 def corpus_of(
     target: Decoder, jobs: Sequence[Job], on_progress=lambda done, jobs, tokens: None
 ) -> list[Text]:
-    """Return the jobs' texts, answered on fast kernels if possible, and cached in a folder."""
+    """Return the texts of the jobs, generated on fast kernels if possible.
+
+    The cache folder stores the texts.
+    """
     fast = target.device.type == "cpu" and unsupported_reason(target.config, "int8") is None
     name = f"{target.name}-{target.revision}".replace("/", "-")
     model = accelerate(target, "int8") if fast else target
     return generate_corpus(model, jobs, cache_dir() / "distill" / name, on_progress=on_progress)
-
-
-def _prompt(text: Text) -> tuple[int, ...]:
-    return tuple(text.tokens[: text.start].tolist())
 
 
 def distill(
@@ -146,33 +138,22 @@ def distill(
     on_answers: Callable[[int, int, int], object] = lambda done, jobs, tokens: None,
     on_training: Callable[[Progress], object] = lambda progress: None,
 ) -> dict:
-    """Train a draft of `target` (a plain decoder) and write it to `file`; return its record.
+    """Train a draft of `target`, a plain decoder; write it to `file`; return its record.
 
-    A killed run of the same recipe continues. Raises BadRequest, before any work, if the file
-    name or the model is not suitable.
+    A stopped run of the same recipe continues. Raises BadRequest before any work if the
+    file cannot be written or the model is not suitable.
     """
-    if file.suffix != ".safetensors":
-        raise BadRequest(
-            f"{str(file)!r} is not a .safetensors file; choose such a name for the draft."
-        )
     check_output(file)
-    if any(
-        format_of(module)
-        for module in (target.embed_tokens, target.head, *target.layers.modules())
-        if hasattr(module, "weight")
-    ):
-        raise BadRequest(
-            f"{target.name} is quantized and a draft is trained on plain weights; give the model "
-            "that it was made from."
-        )
+    if any(format_of(part) for part in target.modules() if hasattr(part, "weight")):
+        raise BadRequest(f"{target.name} is quantized; give the model that it was made from.")
     if target.tokenizer is None:
-        raise BadRequest("The prompts are text and this model has no tokenizer; load one that has.")
+        raise BadRequest(f"{target.name} has no tokenizer; give a model that has one.")
     started = time.monotonic()
     jobs = training_jobs(target.tokenizer, recipe.seed)[: recipe.texts]
     texts = corpus_of(target, jobs, on_answers)
-    learnt = {_prompt(text) for text in texts}
-    held_out = corpus_of(target, held_out_jobs(target.tokenizer, recipe.held_out))
-    held_out = [text for text in held_out if _prompt(text) not in learnt]
+    known = {job.prompt for job in jobs}
+    others = held_out_jobs(target.tokenizer, recipe.held_out)
+    held_out = corpus_of(target, [job for job in others if job.prompt not in known])
     answered = time.monotonic() - started
     ids = said_most(texts, recipe.sayable, target.config.vocab_size)
     if recipe.kind == "medusa":

@@ -1,4 +1,4 @@
-"""Training loss and agreement of Medusa heads."""
+"""Train and score Medusa heads on the target's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from labkit.speculate.medusa import HEADS, MedusaNet
 
 
 def medusa_loss(net: MedusaNet, texts: Sequence[Text]) -> Tensor:
-    """Return the mean cross-entropy of all heads to the target's distributions, in bfloat16."""
+    """Return the mean cross-entropy of all heads to the target's distributions.
+
+    Matrix products are in bfloat16.
+    """
     with torch.autocast("cpu", torch.bfloat16):
         total = torch.zeros(())
         states = [text.hidden[text.before_answer :].float() for text in texts]
@@ -28,18 +31,17 @@ def medusa_loss(net: MedusaNet, texts: Sequence[Text]) -> Tensor:
 
 @torch.inference_mode()
 def head_agreement(net: MedusaNet, texts: Sequence[Text]) -> dict[str, float]:
-    """Return each head's alpha: its accuracy on tokens whose earlier heads were right."""
-    right = torch.zeros(HEADS, 2)
+    """Return the alpha of each head ("head 1", …) and of all heads ("all").
+
+    The alpha of a head is its accuracy on the tokens for which all earlier heads are right.
+    """
+    right, examined = torch.zeros(HEADS), torch.zeros(HEADS)
     for text in texts:
-        start, ids = text.before_answer, net.ids.long()
-        logits = net.logits(net(text.hidden[start : -HEADS - 1].float()))
-        guesses = ids[logits.argmax(-1)]  # [n, HEADS]
-        end = len(text.tokens) - HEADS + 1
-        true = [text.tokens[start + 2 + k : end + k] for k in range(HEADS)]
-        same = (guesses == torch.stack(true, 1)).long().cumprod(1)
-        right[:, 0] += same.sum(0)
-        right[:, 1] += torch.cat((torch.tensor([len(same)]), same.sum(0)[:-1]))
-    alphas = (right[:, 0] / right[:, 1].clamp(min=1)).tolist()
-    return {f"head {k + 1}": alpha for k, alpha in enumerate(alphas)} | {
-        "all": float(right[:, 0].sum() / right[:, 1].sum().clamp(min=1))
-    }
+        first, end = text.before_answer, len(text.tokens) - HEADS + 1
+        guesses = net.ids[net.logits(net(text.hidden[first : -HEADS - 1].float())).argmax(-1)]
+        true = [text.tokens[first + 2 + k : end + k] for k in range(HEADS)]
+        same = (guesses == torch.stack(true, 1)).long().cumprod(1)  # [n, HEADS]
+        right += same.sum(0)
+        examined += F.pad(same.sum(0)[:-1], (1, 0), value=len(same))
+    alphas = {f"head {k + 1}": float(right[k] / examined[k].clamp(min=1)) for k in range(HEADS)}
+    return alphas | {"all": float(right.sum() / examined.sum().clamp(min=1))}

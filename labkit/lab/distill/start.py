@@ -1,6 +1,6 @@
-"""Start a hidden-state draft from the target's last layer by regression.
+"""Initialize a hidden-state draft from the target's last layer, by regression.
 
-The fitted net has an alpha of 0.15 to 0.3 on the default model before any training.
+On the default model this net has an alpha of 0.15 to 0.3 before any training.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from labkit.speculate.hidden_state import HiddenStateNet
 
 @torch.no_grad()
 def fitted_start(target: Decoder, ids: Tensor, sequences: Sequence[Tensor]) -> HiddenStateNet:
-    """Return a net with the target's last layer and the best fc by least squares.
+    """Return a net with the target's last layer, and an `fc` fitted by least squares.
 
-    The fc is the one that best gives the last layer its input. `target` is a plain
-    float32 decoder; a few thousand tokens in `sequences` [T] are enough for the 2 E
-    unknowns per row.
+    The fit predicts the input of the last layer from the last hidden state and the next
+    token's embedding. `target` is a plain float32 decoder. Each row of `fc` has 2 E
+    unknowns, so a few thousand tokens in `sequences` [T] are enough.
     """
     net = HiddenStateNet(target.config, ids)
     net.layer.load_state_dict(target.layers[-1].state_dict())
@@ -35,13 +35,12 @@ def fitted_start(target: Decoder, ids: Tensor, sequences: Sequence[Tensor]) -> H
     try:
         for tokens in sequences:
             hidden = target.hidden_states(tokens.long()[None])[0]
-            given = torch.cat((hidden[:-1], target.embed_tokens(tokens[1:].long())), -1)
-            given = given[1:].double()  # the first token's states are like no other's
-            gram += given.T @ given
-            cross += given.T @ inputs.pop()[2:].double()
+            known = torch.cat((hidden[:-1], target.embed_tokens(tokens[1:].long())), -1)
+            known = known[1:].double()  # the first token's state differs from all others
+            gram += known.T @ known
+            cross += known.T @ inputs.pop()[2:].double()
     finally:
         hook.remove()
     gram.diagonal().add_(1e-3 * gram.diagonal().mean())
     net.fc.weight.copy_(torch.linalg.solve(gram, cross).T)
-    net.bind(target)
-    return net
+    return net.bind(target)

@@ -1,4 +1,4 @@
-"""Trained drafts: the cache in step, the same text, what training gains, files that know their target. On tiny models."""
+"""Trained drafts on tiny models: their caches, their text, their training and their files."""
 
 import json
 import os
@@ -22,7 +22,6 @@ from labkit.lab.distill.corpus import Job, Text, generate_corpus
 from labkit.lab.distill.distill import Recipe, distill
 from labkit.lab.distill.loss import acceptance, chain_loss, chains
 from labkit.lab.distill.medusa_loss import head_agreement, medusa_loss
-from labkit.lab.distill.prune import Pruned, influence, pruned, pruned_agreement, pruned_loss
 from labkit.lab.distill.start import fitted_start
 from labkit.lab.distill.train import Training, fit
 from labkit.model.tiny import tiny_model
@@ -49,7 +48,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def texts(target, tmp_path_factory):
-    """Sampled, since a random model's greedy text soon repeats itself."""
+    """Return sampled texts, because a random model's greedy text soon repeats itself."""
     return generate_corpus(
         target, [job(i, temperature=0.7) for i in range(48)], tmp_path_factory.mktemp("corpus")
     )
@@ -67,11 +66,11 @@ def states_of(target, tokens):
 # ---- the corpus ------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_the_targets_own_and_so_are_their_states(target, tmp_path):
+def test_answers_and_states_equal_those_of_generate(target, tmp_path):
     jobs = [job(i) for i in range(11)]
     for one, text in zip(
         jobs, generate_corpus(target, jobs, tmp_path, batch=4)
-    ):  # rows that end are taken by others
+    ):  # other jobs take the rows that end
         assert text.start == len(one.prompt)
         assert (
             tuple(text.tokens[text.start :].tolist())
@@ -82,12 +81,10 @@ def test_answers_are_the_targets_own_and_so_are_their_states(target, tmp_path):
         )  # bfloat16
 
 
-def test_what_was_answered_is_found_again(target, tmp_path, monkeypatch):
+def test_finished_answers_are_read_from_the_folder(target, tmp_path, monkeypatch):
     jobs = [job(i, temperature=0.5) for i in range(6)]
     first = generate_corpus(target, jobs, tmp_path)
-    monkeypatch.setattr(
-        "labkit.lab.distill.corpus._answers", None
-    )  # would be called for anything missing
+    monkeypatch.setattr("labkit.lab.distill.corpus._answers", None)  # an error if a text is missing
     again = generate_corpus(target, jobs, tmp_path)
     assert all(
         torch.equal(a.tokens, b.tokens) and torch.equal(a.hidden, b.hidden)
@@ -97,7 +94,7 @@ def test_what_was_answered_is_found_again(target, tmp_path, monkeypatch):
         generate_corpus(target, jobs[:5], tmp_path)  # other jobs are another corpus
 
 
-def test_library_text_is_read_and_not_continued(target, tmp_path):
+def test_library_text_is_not_continued(target, tmp_path):
     (text,) = generate_corpus(target, [Job("library", tuple(range(5, 30)), 0)], tmp_path)
     assert text.tokens.tolist() == list(range(5, 30)) and text.start == 0 and len(text.hidden) == 25
 
@@ -106,8 +103,8 @@ def test_library_text_is_read_and_not_continued(target, tmp_path):
 
 
 @torch.no_grad()
-def test_a_chain_in_training_is_the_drafter_in_use(target, started, texts):
-    """Token by token: guesses of the packed training pass against a cache that is filled and rewound."""
+def test_a_chain_in_training_gives_the_states_of_the_drafter(target, started, texts):
+    """Compare the packed training pass with single steps on a cache that is rewound."""
     from labkit.cache import make_cache
 
     text = texts[0]
@@ -131,7 +128,7 @@ def test_a_chain_in_training_is_the_drafter_in_use(target, started, texts):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("draft_length", range(1, 9))
-def test_the_text_is_that_of_plain_decoding(target, started, draft_length, batch):
+def test_drafting_gives_the_text_of_plain_decoding(target, started, draft_length, batch):
     expected = [done.tokens for done in plain(target, PROMPTS[:batch], max_new_tokens=17)]
     for drafter in (
         HiddenState(started, target, packed=False),
@@ -143,7 +140,7 @@ def test_the_text_is_that_of_plain_decoding(target, started, draft_length, batch
         assert [one.tokens for one in done] == expected
 
 
-def test_medusa_heads_say_nothing_wrong(target):
+def test_medusa_heads_give_the_text_of_plain_decoding(target):
     drafter = Medusa(MedusaNet(target.config, EVERY), target)
     expected = [done.tokens for done in plain(target, PROMPTS, max_new_tokens=15)]
     done = generate(target, PROMPTS, drafter=drafter, draft_length=5, max_new_tokens=15)
@@ -151,24 +148,24 @@ def test_medusa_heads_say_nothing_wrong(target):
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_its_cache_holds_every_committed_token_and_no_guess(target, started, chunk):
-    """After each pass: an entry for each token of the history but the last two, or waiting to be one; whatever was refused."""
+def test_the_drafters_cache_has_every_committed_token_and_no_guess(target, started, chunk):
+    """Count cached and waiting states after each pass, whatever the target rejected."""
     seen = []
 
     class Watched(HiddenState):
         def observe(self, accepted, hidden=None):
             super().observe(accepted, hidden)
-            for row, held, waiting, kept in zip(
+            for row, length, waiting, count in zip(
                 self.rows, self.cache.lengths, self.waiting, accepted
             ):
-                seen.append((held + len(waiting), len(row.history) - 1, kept))
+                seen.append((length + len(waiting), len(row.history) - 1, count))
 
         def propose(self, rows, limits):
             self.rows = rows
             return super().propose(rows, limits)
 
     drafter = Watched(started, target)
-    for _ in range(2):  # the second call starts like the first
+    for _ in range(2):  # the second call starts from nothing, too
         generate(
             target,
             PROMPTS[1],
@@ -183,13 +180,13 @@ def test_its_cache_holds_every_committed_token_and_no_guess(target, started, chu
     )
 
 
-def test_a_net_that_knows_the_next_state_is_always_right(target):
-    """Where the guess is exact, every draft stays, whatever its length: nothing in the cache is out of step."""
+def test_exact_guesses_are_all_accepted(target):
+    """Show that states and tokens stay aligned in the cache, for drafts of any length."""
 
     class Oracle(HiddenStateNet):
         def forward(self, states, tokens, cache, counts=None):
             positions = cache.advance(tokens.shape[1], counts)
-            # the true next state: the target's, on the text so far
+            # The guess is the true next state of the target on the text so far.
             out = torch.zeros_like(states)
             for b, row in enumerate(positions.tolist()):
                 for t, position in enumerate(row):
@@ -212,7 +209,7 @@ def test_a_net_that_knows_the_next_state_is_always_right(target):
         assert done.alpha == 1.0 and done.tally.drafted == done.tally.accepted > 20
 
 
-def test_acceptance_without_the_target_is_that_of_drafting(target, started, tmp_path):
+def test_acceptance_equals_the_alpha_of_drafting(target, started, tmp_path):
     texts = generate_corpus(target, [job(i) for i in range(200, 212)], tmp_path)
     accepted = examined = 0
     for text in texts:
@@ -230,7 +227,7 @@ def test_acceptance_without_the_target_is_that_of_drafting(target, started, tmp_
     )  # the last tokens differ
 
 
-def test_sampled_drafts_are_drawn_with_the_targets_settings(target, started):
+def test_sampled_drafts_repeat_with_a_seed(target, started):
     sampling = Sampling(temperature=0.8, top_k=12, repetition_penalty=1.2, seed=3)
     drafter = HiddenState(started, target)
     one, two = (
@@ -262,7 +259,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(target, texts):
     assert acceptance(net, texts[:16])["all"] > before + 0.05
 
 
-def test_medusa_heads_and_a_pruned_model_learn(target, texts):
+def test_medusa_heads_learn(target, texts):
     training = Training(steps=12, tokens=512, learning_rate=1e-2, warmup=2, every=6)
     heads = MedusaNet(target.config, EVERY).bind(target)
     history = fit(
@@ -272,45 +269,12 @@ def test_medusa_heads_and_a_pruned_model_learn(target, texts):
         training,
         score=lambda: head_agreement(heads, texts),
     )
-    assert history[1]["loss"] < history[0]["loss"] and set(history[0]) >= {
-        "head 1",
-        "head 3",
-        "all",
-    }
-
-    cut = Pruned(pruned(target, 2, influence(target, [text.tokens for text in texts[:8]])), EVERY)
-    held = {name: weight.clone() for name, weight in target.state_dict().items()}
-    before = pruned_agreement(cut, texts[:16])["all"]
-    history = fit(cut, texts[16:], lambda some: pruned_loss(cut, some), training)
-    assert (
-        history[1]["loss"] < history[0]["loss"]
-        and pruned_agreement(cut, texts[:16])["all"] > before
-    )
-    assert all(
-        torch.equal(weight, target.state_dict()[name]) for name, weight in held.items()
-    )  # the target stays
-    expected = [done.tokens for done in plain(target, PROMPTS, max_new_tokens=12)]
-    assert [
-        one.tokens for one in generate(target, PROMPTS, drafter=cut.drafter(), max_new_tokens=12)
-    ] == expected
-
-
-def test_the_layers_that_turn_the_vector_most_are_kept(target, texts):
-    still = tiny_model(tie_embeddings=True, num_layers=4)
-    with torch.no_grad():
-        still.layers[1].attention.o.weight.zero_()
-        still.layers[1].mlp.down.weight.zero_()
-    shares = influence(still, [text.tokens for text in texts[:4]])
-    assert shares[1] == pytest.approx(0, abs=1e-6) and min(shares[0], shares[2], shares[3]) > 0.01
-    assert torch.equal(
-        pruned(still, 3, shares).layers[1].mlp.down.weight, still.layers[2].mlp.down.weight
-    )
-    with pytest.raises(BadRequest, match="1 layers of 4"):
-        pruned(still, 1, shares)
+    assert history[1]["loss"] < history[0]["loss"]
+    assert set(history[0]) >= {"head 1", "head 3", "all"}
 
 
 @pytest.mark.parametrize("stop_at", [4, 7])
-def test_a_run_that_was_stopped_ends_with_the_same_weights(target, texts, tmp_path, stop_at):
+def test_a_resumed_run_ends_with_the_same_weights(target, texts, tmp_path, stop_at):
     training = Training(steps=8, tokens=128, warmup=2, every=2)
 
     class Killed(Exception):
@@ -343,7 +307,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(target, texts, tmp_pa
     )
 
 
-def test_a_checkpoint_of_another_training_is_refused(target, texts, tmp_path):
+def test_a_checkpoint_of_another_training_is_an_error(target, texts, tmp_path):
     net, checkpoint = random_net(target), tmp_path / "net.checkpoint"
     loss = lambda some: chain_loss(net, some, steps=1)  # noqa: E731
     fit(net, texts[:8], loss, Training(steps=2, tokens=64, every=1), checkpoint)
@@ -356,8 +320,9 @@ def test_a_checkpoint_of_another_training_is_refused(target, texts, tmp_path):
 @pytest.mark.parametrize(
     "settings", [{"steps": 0}, {"learning_rate": 0.0}, {"averaging": 1.0}, {"tokens": 0}]
 )
-def test_settings_that_train_nothing_are_refused(settings):
-    with pytest.raises(BadRequest):
+def test_settings_that_are_not_valid_are_errors(settings):
+    (name,) = settings
+    with pytest.raises(BadRequest, match=f"{name} is .*; give a"):
         Training(**settings)
 
 
@@ -370,7 +335,7 @@ def file(started, tmp_path):
     return tmp_path / "draft.safetensors"
 
 
-def test_a_file_gives_the_draft_back_without_embedding_and_head(target, started, file):
+def test_a_file_stores_the_draft_without_embedding_and_head(target, started, file):
     drafter = load_draft(file, target)
     expected = plain(target, PROMPTS[1], max_new_tokens=20).tokens
     assert generate(target, PROMPTS[1], drafter=drafter, max_new_tokens=20).tokens == expected
@@ -378,25 +343,25 @@ def test_a_file_gives_the_draft_back_without_embedding_and_head(target, started,
     assert file.stat().st_size < 2 * learnt + 4096 and read_about(file) == {"steps": 3}
     made = generate(
         target, PROMPTS[1], drafter=make_drafter(str(file), target), max_new_tokens=20
-    )  # by name as well
+    )  # by its file name
     assert made.tokens == expected
 
 
 @pytest.mark.parametrize(
     "other", [{"seed": 1}, {"hidden_size": 48}, {"vocab_size": 80}, {"num_heads": 2}]
 )
-def test_a_draft_of_another_model_is_refused(file, other):
+def test_a_draft_of_another_model_is_an_error(file, other):
     with pytest.raises(BadRequest, match="another"):
         load_draft(file, tiny_model(tie_embeddings=True, **other))
 
 
-def test_a_draft_is_not_used_for_another_target(target, started):
+def test_a_drafter_checks_its_target(target, started):
     drafter, other = HiddenState(started, target), tiny_model(tie_embeddings=True, seed=4)
     with pytest.raises(BadRequest, match="another model"):
         generate(other, PROMPTS[0], drafter=drafter, max_new_tokens=4)
 
 
-def test_fewer_bits_are_still_the_same_target(target, file):
+def test_a_draft_works_for_the_target_in_fewer_bits(target, file):
     from labkit.model.native.decoder import accelerate, unsupported_reason
 
     if unsupported_reason(target.config, "int8") is not None:
@@ -406,7 +371,7 @@ def test_fewer_bits_are_still_the_same_target(target, file):
     assert done.tokens == plain(fast, PROMPTS[1], max_new_tokens=12).tokens
 
 
-def test_what_is_no_draft_is_refused_in_a_sentence(target, file, tmp_path):
+def test_a_file_that_is_not_a_draft_is_an_error(target, file, tmp_path):
     data = file.read_bytes()
     (tmp_path / "half.safetensors").write_bytes(data[: len(data) // 2])
     from safetensors.torch import save_file
@@ -421,7 +386,7 @@ def test_what_is_no_draft_is_refused_in_a_sentence(target, file, tmp_path):
             load_draft(tmp_path / f"{name}.safetensors", target)
 
 
-def test_an_architecture_that_it_cannot_start_from_is_refused():
+def test_an_unsupported_architecture_is_an_error():
     with pytest.raises(BadRequest, match="gemma3_text"):
         HiddenStateNet(tiny_model("gemma3_text").config, EVERY)
 
@@ -500,7 +465,7 @@ def test_distill_writes_a_draft_and_its_record(cache_folder, tmp_path, monkeypat
     )
 
 
-def test_nothing_held_out_is_learnt_and_nothing_learnt_is_held_out(monkeypatch):
+def test_no_held_out_prompt_is_trained_on(monkeypatch):
     from labkit.lab.distill.distill import held_out_jobs, training_jobs
 
     small_pool(monkeypatch.setattr)
@@ -508,13 +473,13 @@ def test_nothing_held_out_is_learnt_and_nothing_learnt_is_held_out(monkeypatch):
     learnt = training_jobs(tokenizer)
     assert {one.kind for one in learnt} == {"chat", "code", "edit", "functions", "library"}
     assert learnt == training_jobs(tokenizer) != training_jobs(tokenizer, seed=2)
-    held = held_out_jobs(tokenizer, 8)
-    assert len(held) == 24 and all(one.temperature == 0 for one in held)
-    assert not {one.prompt for one in held} & {one.prompt for one in learnt}
+    held_out = held_out_jobs(tokenizer, 8)
+    assert len(held_out) == 24 and all(one.temperature == 0 for one in held_out)
+    assert not {one.prompt for one in held_out} & {one.prompt for one in learnt}
 
 
 @pytest.mark.slow
-def test_a_distillation_that_was_killed_goes_on_to_the_same_file(tmp_path):
+def test_a_killed_distillation_continues_to_the_same_file(tmp_path):
     def start(name, steps="60"):
         environment = os.environ | {
             "LABKIT_CACHE": str(tmp_path / f"cache-{name}"),
@@ -548,7 +513,7 @@ def test_a_distillation_that_was_killed_goes_on_to_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize("there", ["model", "folder", "text"])
-def test_what_is_no_draft_is_not_replaced_and_that_is_said_before_any_work(tmp_path, there):
+def test_a_file_that_is_not_a_draft_is_not_replaced(tmp_path, there):
     file = tmp_path / "mine.safetensors"
     if there == "folder":
         file.mkdir()
@@ -564,8 +529,15 @@ def test_what_is_no_draft_is_not_replaced_and_that_is_said_before_any_work(tmp_p
     assert there == "folder" or file.stat().st_size
 
 
-def test_a_draft_of_a_quantised_model_is_refused_before_any_work(tmp_path):
+def test_a_quantized_model_is_an_error_before_any_work(tmp_path):
     model = tiny_model(hidden_size=64, intermediate_size=64)
     quantize_model(model, "int8")
-    with pytest.raises(BadRequest, match="plain weights; give the model"):
+    with pytest.raises(BadRequest, match="is quantized; give the model"):
         distill(model, tmp_path / "draft.safetensors", Recipe())
+
+
+def test_a_recipe_that_is_not_valid_is_an_error():
+    for settings in ({"kind": "eagle"}, {"texts": 0}, {"held_out": 65}):
+        (name,) = settings
+        with pytest.raises(BadRequest, match=f"{name} is .*; give"):
+            Recipe(**settings)

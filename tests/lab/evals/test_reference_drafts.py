@@ -1,4 +1,4 @@
-"""The longer runs beside the shipped draft: they learn, and they leave what the record holds already."""
+"""The longer runs next to the shipped draft: they learn, and keep the other entries of its record."""
 
 import json
 
