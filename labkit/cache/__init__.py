@@ -1,14 +1,13 @@
 """KV caches by name.
 
-A new cache is one file and one line here. Tests, benchmarks and commands read this
-table.
+To add a cache, write one file and add one line to `CACHES`. Tests, benchmarks and
+commands read this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
+from typing import Any
 
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import KVCache
@@ -37,9 +36,9 @@ EXACT = ("contiguous", "windowed", "paged")  # these give the same answer as no 
 
 
 def cache_maker(kind: str | Maker) -> Maker | None:
-    """Look up the function that makes caches of a kind.
+    """Return the function that makes caches of a kind, or None for "none".
 
-    A function is returned as it is.
+    A function is returned as it is. Raises BadRequest for an unknown name.
     """
     if callable(kind):
         return kind
@@ -49,19 +48,10 @@ def cache_maker(kind: str | Maker) -> Maker | None:
     return CACHES[kind]
 
 
-def make_cache(
-    kind: str | Maker,
-    shape: KVShape,
-    batch: int = 1,
-    capacity: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-) -> KVCache | None:
-    """Make a cache of a kind, given by name or as a function of the same arguments.
+def make_cache(kind: str | Maker, shape: KVShape, *sizes: Any, **named: Any) -> KVCache | None:
+    """Make a cache of a kind, which is a name or a function of the other arguments.
 
-    Returns None for "none".
+    The other arguments are those of KVCache. Returns None for "none".
     """
     maker = cache_maker(kind)
-    if maker is None:
-        return None
-    return maker(shape, batch=batch, capacity=capacity, dtype=dtype, device=device)
+    return None if maker is None else maker(shape, *sizes, **named)

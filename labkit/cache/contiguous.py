@@ -55,7 +55,7 @@ class ContiguousCache(KVCache):
         super().__init__(*sizes, **named)
         self.keys: list[Any] = [None] * self.shape.num_layers  # None: the layer stores nothing
         self.values: list[Any] = [None] * self.shape.num_layers  # None: the layer stores a latent
-        self._allocate(self._enough(1))
+        self._allocate(1)
 
     def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return views of the keys and values that a layer reads."""
@@ -90,13 +90,12 @@ class ContiguousCache(KVCache):
 
     def _reserve(self, lengths: tuple[int, ...], step: Step) -> None:
         if max(lengths) > self.slots:
-            self._allocate(self._enough(max(lengths)))
+            self._allocate(max(lengths))
 
-    def _enough(self, length: int) -> int:
-        slots = doubled(self.first_slots, length)
-        return slots if self.capacity is None or self.capacity >= 2 * slots else self.capacity
-
-    def _allocate(self, slots: int) -> None:
+    def _allocate(self, tokens: int) -> None:
+        slots = doubled(self.first_slots, tokens)
+        if self.capacity is not None and self.capacity < 2 * slots:
+            slots = self.capacity
         # Zeros, because a masked slot is multiplied by weight 0, and 0 * NaN is NaN. On a
         # CPU all layers are in one piece of memory, which may be on huge pages. Another
         # device allocates layer by layer.

@@ -58,8 +58,7 @@ def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) ->
     counts = whole_numbers(counts, "The counts of new tokens", batch)
     if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
         raise BadRequest(
-            f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens} "
-            "per row, and at least one above 0."
+            f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens}, not only zeros."
         )
     return counts
 

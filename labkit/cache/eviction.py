@@ -7,8 +7,7 @@
 
 The new tokens of a pass attend to all cached tokens first. Then each layer with too
 many tokens drops those with the lowest scores. The first `sinks` and the newest
-`recent` tokens always stay, and at least one token. Each layer and row chooses
-independently. The remaining tokens keep their RoPE positions; keys are not rotated
+`recent` tokens always stay. Each layer and row chooses independently. The remaining tokens keep their RoPE positions; keys are not rotated
 again.
 
     bytes = sum over layers of min(tokens, budget) * (2 * K * D numbers + 12)
@@ -42,24 +41,17 @@ from labkit.errors import BadRequest, whole_number
 class EvictingCache(KVCache):
     """A cache that keeps `budget` tokens per layer.
 
-    A float budget is a share of the tokens seen. At least one token stays. The first
-    `sinks` and the newest `recent` tokens are never dropped while the budget allows it.
+    The first `sinks` tokens stay, and the newest `recent`, as far as the budget allows.
     The other arguments are those of KVCache.
     """
 
     stores_latents = shares_layers = False
 
     def __init__(
-        self, *sizes: Any, budget: int | float = 512, sinks: int = 4, recent: int = 64, **named: Any
+        self, *sizes: Any, budget: int = 512, sinks: int = 4, recent: int = 64, **named: Any
     ):
         super().__init__(*sizes, **named)
-        if not isinstance(budget, float):
-            budget = whole_number(budget, "The budget of tokens to keep", 1)
-        elif not 0 < budget <= 1:
-            raise BadRequest(
-                f"The budget is {budget}; give a whole number of tokens, or a share up to 1.0."
-            )
-        self.budget = budget
+        self.budget = whole_number(budget, "The budget of tokens to keep", 1)
         self.sinks = whole_number(sinks, "The number of sinks", 0)
         self.recent = whole_number(recent, "The number of recent tokens", 0)
         heads = [(self.batch, spec.num_kv_heads, 0, spec.head_dim) for spec in self.shape.layers]
@@ -96,20 +88,17 @@ class EvictingCache(KVCache):
         """Drop the tokens of lowest score [B, S] that exceed each row's budget."""
         positions = self.positions[layer]  # [B, S]
         lengths = self.step.per_row(self.lengths)  # [B, 1]
-        if isinstance(self.budget, float):
-            most = (lengths * self.budget).long().clamp(min=1)
-        else:
-            most = torch.full_like(lengths, self.budget)
-        sinks = most.clamp(max=self.sinks)
-        sure = (positions < sinks) | (positions >= lengths - (most - sinks).clamp(max=self.recent))
+        sinks = min(self.sinks, self.budget)
+        recent = min(self.recent, self.budget - sinks)
+        sure = (positions < sinks) | (positions >= lengths - recent)
         filled = positions < NOWHERE
         score = score.masked_fill(sure, float("inf")).masked_fill(~filled, float("-inf"))
         best_first = score.argsort(dim=1, descending=True, stable=True)
         rank = best_first.argsort(dim=1)  # [B, S], 0 is the best
-        for row, over in enumerate((filled.sum(1) > most[:, 0]).tolist()):
+        for row, over in enumerate((filled.sum(1) > self.budget).tolist()):
             if over:
                 self._evicted_at[row] = self.lengths[row]
-        self._keep(layer, filled & (rank < most))
+        self._keep(layer, filled & (rank < self.budget))
 
     def _keep(self, layer: int, stay: Tensor) -> None:
         """Keep the slots in `stay` [B, S], oldest first.
@@ -139,8 +128,6 @@ class EvictingCache(KVCache):
 
     def most_at_once(self) -> tuple[int | None, ...]:
         """Return the number of tokens up to the budget, at least 1."""
-        if isinstance(self.budget, float):
-            return (1,) * self.batch
         return tuple(max(1, self.budget - length) for length in self.lengths)
 
     def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from labkit.plan.kv import LayerKV
 
 NOWHERE = 2**62  # the position of an empty slot: no query sees it
+Band = tuple[int | None, int]  # window (None: no window) and sinks
 FOLDED_QUERIES = 32  # up to this number of queries, G heads and T tokens share one axis
 
 
@@ -93,17 +94,9 @@ class Step:
         return torch.tensor(triples, device=self.device).unbind(1)
 
     def mask(
-        self,
-        slots: Slots,
-        dtype: torch.dtype,
-        band: tuple[int | None, int],
-        queries: int = 1,
-        heads: int = 1,
+        self, slots: Slots, dtype: torch.dtype, band: Band, queries: int = 1, heads: int = 1
     ) -> Tensor:
-        """Return a mask [B * heads, 1, queries * T, S]: 0 for visible keys, -inf for others.
-
-        `band` is (window, sinks).
-        """
+        """Return a mask [B * heads, 1, queries * T, S]: 0 for visible keys, -inf for others."""
         key = (slots.name, band, dtype, queries, heads)
         if key in self._masks:
             return self._masks[key]

@@ -12,8 +12,8 @@ prevent the output from degenerating (StreamingLLM, arXiv 2309.17453).
 
 A prompt longer than the window may be read in one pass or in chunks: new tokens attend
 to the cached tokens and to each other before anything is dropped. `rewind` raises
-BadRequest if it needs a dropped token. With `slack` more tokens per layer it can always
-go back slack + 1 tokens.
+BadRequest if it needs a dropped token. It can always go back one token, or `n` + 1 after
+`allow_rewind(n)`, which makes each layer keep `n` more tokens (the slack).
 
 Slots form a ring, so no token is ever moved. The first `sinks` positions keep their
 slots. A later position p is stored in slot sinks + (p - sinks) % ring, where ring =
@@ -59,22 +59,19 @@ class WindowedCache(KVCache):
 
     stores_latents = False
 
-    def __init__(
-        self, *sizes: Any, window: int | None = None, sinks: int = 0, slack: int = 0, **named: Any
-    ):
+    slack = 0  # tokens that each layer keeps besides its window and sinks
+
+    def __init__(self, *sizes: Any, window: int | None = None, sinks: int = 0, **named: Any):
         super().__init__(*sizes, **named)
         sinks = whole_number(sinks, "The number of sinks", 0)
-        self.slack = whole_number(slack, "The slack of a window", 0)
         if sinks and window is None:
             raise BadRequest(f"There are {sinks} sinks and no window; give a window, too.")
         if window is not None:
             window = whole_number(window, "The window", 1)
-            layers = [
-                replace(
-                    layer, window=min(window, layer.window or window), sinks=max(sinks, layer.sinks)
-                )
-                for layer in self.shape.layers
-            ]
+            layers = []
+            for layer in self.shape.layers:
+                narrow = min(window, layer.window or window)
+                layers.append(replace(layer, window=narrow, sinks=max(sinks, layer.sinks)))
             self.shape = KVShape(tuple(layers))
         self._reach = [0] * self.batch  # the maximum length of each row since it was empty
         self.keys: dict[int, Tensor] = {}
@@ -200,8 +197,6 @@ class WindowedCache(KVCache):
         self._reach = [self._reach[row] for row in rows]
 
 
-def windowed_cache(
-    window: int | None = None, sinks: int = 0, slack: int = 0
-) -> Callable[..., WindowedCache]:
+def windowed_cache(window: int | None = None, sinks: int = 0) -> Callable[..., WindowedCache]:
     """Return a function that makes windowed caches, for `make_cache` and `generate`."""
-    return partial(WindowedCache, window=window, sinks=sinks, slack=slack)
+    return partial(WindowedCache, window=window, sinks=sinks)

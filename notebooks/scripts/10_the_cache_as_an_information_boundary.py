@@ -399,7 +399,7 @@ print(
     "found:",
     view.lookup(memos[0] + question).length,
     "refused:",
-    store.counters.refused,
+    store.counters.untrusted,
     "file left:",
     path.exists(),
 )

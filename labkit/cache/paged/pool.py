@@ -21,7 +21,7 @@ from torch import Tensor
 
 from labkit.cache.contract import stored
 from labkit.cache.paged.blocks import Blocks
-from labkit.cache.quantized.blocks import Store, decode, encode, grown_tensors, layout
+from labkit.cache.quantized.blocks import Store, decode, encode, layout, resized
 from labkit.errors import BadRequest
 from labkit.plan.kv import KVShape
 from labkit.plan.kv_formats import KVFormat, get_kv_format
@@ -135,9 +135,5 @@ class PagePool(Blocks):
             stores = [layout(part, heads, width) for part in self._parts]
             if self.format is None:
                 stores = [{"numbers": Store(heads, 1, width, self.dtype)}] * sides
-            old = self.layers.get(i, ({}, {}))
-            new = (
-                grown_tensors(*pair, self.total, self.size, self.device)
-                for pair in zip(stores, old)
-            )
-            self.layers[i] = tuple(new)
+            pairs = zip(stores, self.layers.get(i, ({}, {})))
+            self.layers[i] = tuple(resized(*p, self.total, self.size, self.device) for p in pairs)

@@ -1,14 +1,14 @@
 """Prefixes on disk: one private safetensors file each, checked whenever it is read.
 
 The folder has mode 0700, files 0600, and both belong to the current user. A symbolic
-link, or a file that this class did not write, raises Refused. A file's name is the
-SHA-256 of its content, which includes a random number: the name says nothing about the
-content, and a changed file no longer matches it.
+link, or a file that this class did not write, raises UntrustedFile. A file's name is
+the SHA-256 of its content, which includes a random number. So the name says nothing
+about the content, and a changed file no longer matches its name.
 
 A file's header records its tenant, scope, model, tokens, documents and age, and how a
 token is stored (`layout`). After reading, the header must match the store's own list,
-and every tensor must have the pool's shape and dtype. Deleting unlinks the file;
-encrypt the file system if that is not enough.
+and every tensor must have the pool's shape and dtype. Deleting a file unlinks it. If
+that is not enough, encrypt the file system.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ UNFINISHED = re.compile(r"\.writing-[0-9a-f]{32}")
 KEY = "labkit_prefix"
 
 
-class Refused(BadRequest):
+class UntrustedFile(BadRequest):
     """A file or folder was changed, or was not written by `DiskTier`."""
 
 
 class DiskTier:
-    """A folder of prefixes.
+    """A folder of prefixes, of up to `budget_bytes` (None: no limit).
 
-    `budget_bytes` None: no limit. The store decides what is deleted.
+    The store decides which files are deleted. Raises UntrustedFile if the folder is a
+    link, or if other users can access it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], budget_bytes: int | None = None):
@@ -52,22 +53,22 @@ class DiskTier:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.lstat(self.folder)
         if stat.S_ISLNK(status.st_mode):
-            raise Refused("The folder for prefixes is a symbolic link; give the folder itself.")
+            raise UntrustedFile("The folder for prefixes is a symbolic link; give the folder.")
         _check_private(status, "The folder for prefixes", "chmod 700")
         self._sizes: dict[str, int] = {}
 
-    def scan(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and header of every file.
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries that an earlier process left.
 
-        Raises Refused for the first file that DiskTier did not write.
+        Raises UntrustedFile for the first file that is not valid.
         """
         for path in sorted(self.folder.iterdir()):
             if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
-                path.unlink()  # a process ended while it wrote this
+                path.unlink()  # the process ended while it wrote this file
                 continue
-            header, data = self._checked(path.name)
+            entry, data = self.read(path.name)
             self._sizes[path.name] = len(data)
-            yield path.name, header
+            yield entry
 
     def write(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         """Write a file and return its name."""
@@ -86,13 +87,33 @@ class DiskTier:
         self._sizes[name] = len(data)
         return name
 
-    def read(self, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return header and tensors of a file.
+    def read(self, name: str) -> tuple[Entry, bytes]:
+        """Return the entry in a file's header, and the content of the file.
 
-        Raises Refused if it is not what was written.
+        Raises UntrustedFile if it is not plain, private and unchanged.
         """
-        header, data = self._checked(name)
-        return header, safetensors.torch.load(data)
+        if not NAME.fullmatch(name):
+            raise UntrustedFile(f"labkit did not write the file {name[:80]!r}; move it elsewhere.")
+        this = f"The prefix {name[:8]}..."
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            with open(os.open(self.folder / name, flags), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise UntrustedFile(f"{this} is not a plain file; delete it.")
+                _check_private(status, this, "chmod 600")
+                data = file.read()
+        except OSError as error:
+            raise UntrustedFile(f"{this} cannot be read ({error.strerror}); delete it.") from None
+        if not name.startswith(hashlib.sha256(data).hexdigest()):
+            raise UntrustedFile(f"{this} is damaged or was changed; delete it.")
+        try:
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            about = json.loads(header["__metadata__"][KEY])
+            identity, tokens = Identity.from_json(about["identity"]), tuple(about["tokens"])
+            return Entry(**about | {"identity": identity, "tokens": tokens}, file=name), data
+        except (ValueError, KeyError, TypeError):
+            raise UntrustedFile(f"{this} has no valid header; delete it.") from None
 
     def delete(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
@@ -101,41 +122,14 @@ class DiskTier:
     def nbytes(self) -> int:
         return sum(self._sizes.values())
 
-    def _checked(self, name: str) -> tuple[dict[str, Any], bytes]:
-        """Return header and content of a file that is plain, private and unchanged."""
-        if not NAME.fullmatch(name):
-            raise Refused(
-                f"The folder for prefixes has a file {name[:80]!r}, which labkit did not write; "
-                "move it elsewhere."
-            )
-        this = f"The prefix {name[:8]}..."
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        try:
-            with open(os.open(self.folder / name, flags), "rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise Refused(f"{this} is not a plain file; delete it.")
-                _check_private(status, this, "chmod 600")
-                data = file.read()
-        except OSError as error:
-            raise Refused(f"{this} cannot be read ({error.strerror}); delete it.") from None
-        if not name.startswith(hashlib.sha256(data).hexdigest()):
-            raise Refused(f"{this} is damaged or was changed; delete it.")
-        try:
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            return json.loads(header["__metadata__"][KEY]), data
-        except (ValueError, KeyError, TypeError):
-            raise Refused(f"{this} was not written by labkit; delete it.") from None
-
     def __repr__(self) -> str:
         return f"DiskTier({len(self._sizes)} files, {self.nbytes()} bytes)"
 
 
 def _check_private(status: os.stat_result, what: str, fix: str) -> None:
     if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
-        raise Refused(
-            f"{what} belongs to another user, or other users can access it; "
-            f"run {fix} on it as its owner, or give another."
+        raise UntrustedFile(
+            f"{what} belongs or is open to other users; run {fix} on it as its owner."
         )
 
 
@@ -150,7 +144,7 @@ def named_tensors(pool: PagePool) -> dict[str, Tensor]:
 
 
 def layout(pool: PagePool) -> str:
-    """Describe how the pool stores a token; equal words mean equal bytes."""
+    """Describe how the pool stores a token; equal texts mean equal bytes."""
     tensors = [[n, list(t.shape[1:]), str(t.dtype)] for n, t in named_tensors(pool).items()]
     return json.dumps([pool.name, pool.size, tensors])
 
@@ -167,35 +161,18 @@ def tensors_of(entry: Entry) -> dict[str, Tensor]:
     return {name: t[table] for name, t in tensors.items()}
 
 
-def entries_on(disk: DiskTier) -> Iterator[Entry]:
-    """Yield the entries that an earlier process left.
-
-    Raise Refused for the first invalid file.
-    """
-    for name, header in disk.scan():
-        try:
-            identity, tokens = Identity.from_json(header["identity"]), tuple(header["tokens"])
-            yield Entry(**header | {"identity": identity, "tokens": tokens}, file=name)
-        except (KeyError, TypeError, ValueError):
-            raise Refused(
-                f"The prefix {name[:8]}... does not name its tenant; delete it."
-            ) from None
-
-
 def load(disk: DiskTier, entry: Entry, pool: PagePool) -> PagedCache:
     """Read the entry's pages into the pool.
 
-    Raises PoolFull, or Refused if anything has changed.
+    Raises PoolFull if they do not fit, or UntrustedFile if anything has changed.
     """
-    header, tensors = disk.read(entry.file)
+    on_disk, data = disk.read(entry.file)
+    tensors = safetensors.torch.load(data)
     places, blocks = named_tensors(pool), len(entry.tokens) // pool.size
     shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
     expected = {name: (t.dtype, (blocks, *t.shape[1:])) for name, t in places.items()}
-    if header != about(entry) or shapes != expected:
-        raise Refused(
-            f"The prefix {entry.file[:8]}... differs from the one that was written, or its "
-            "tensors do not fit the pool; it is not used."
-        )
+    if about(on_disk) != about(entry) or shapes != expected:
+        raise UntrustedFile(f"The prefix {entry.file[:8]}... is not the one expected; delete it.")
     pages = PagedCache.over(pool)
     pages.tables[0] += pool.allocate(blocks)
     pages.lengths = (blocks * pool.size,)

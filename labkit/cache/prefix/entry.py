@@ -1,19 +1,19 @@
 """Describe one stored prefix: its identity, tokens, source documents and pages.
 
-An identity is a tenant, an authorization scope and a model, each a field of its own.
+An identity is a tenant, an authorization scope and a model, each a separate field.
 Fields are compared one by one and never joined into one string, so a tenant "X" cannot
-be confused with an adapter "X". Pages are a fork of the cache that computed them and
-share its blocks. `repr` shows sizes, never content.
+be confused with an adapter "X". The pages are a fork of the cache that computed them
+and share its blocks. No `repr` shows tokens, tenants or documents.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from labkit.cache.paged.cache import PagedCache
-from labkit.errors import BadRequest, whole_number
+from labkit.errors import BadRequest
 
 Tokens = tuple[int, ...]
 Documents = Mapping[str, int] | Iterable[str] | None
@@ -23,7 +23,7 @@ Documents = Mapping[str, int] | Iterable[str] | None
 class Fingerprint:
     """Everything besides the tokens that determines their keys and values.
 
-    See `labkit.model.fingerprint`.
+    `labkit.model.fingerprint` computes it for a model.
     """
 
     weights: str  # a digest of all numbers
@@ -34,17 +34,14 @@ class Fingerprint:
     def __post_init__(self) -> None:
         parts = (self.weights, *self.adapters, self.formats, self.settings)
         if not self.weights or not all(isinstance(part, str) for part in parts):
-            raise BadRequest(
-                "A fingerprint names weights, and its parts are texts; take it from "
-                "labkit.model.fingerprint."
-            )
+            raise BadRequest("A fingerprint needs texts; use labkit.model.fingerprint to make it.")
 
 
 @dataclass(frozen=True, repr=False)
 class Identity:
     """The owner of an entry: tenant, scope and model.
 
-    `tenant` None: the server declared it public for everyone with this model.
+    A `tenant` of None means that the entry is public for everyone with this model.
     """
 
     tenant: str | None
@@ -55,13 +52,9 @@ class Identity:
         named = self.tenant is None or (isinstance(self.tenant, str) and self.tenant)
         if not (named and isinstance(self.scope, str) and isinstance(self.model, Fingerprint)):
             raise BadRequest(
-                "An identity is a tenant (a text that is not empty), a scope (a text) and a "
-                "Fingerprint, all set by the server."
+                "The identity is not valid; give a tenant (a text that is not empty), a scope (a "
+                "text) and a Fingerprint."
             )
-
-    def public(self) -> Identity:
-        """Return the identity of public entries of the same model."""
-        return Identity(None, "", self.model)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -72,9 +65,6 @@ class Identity:
         model = fields["model"] | {"adapters": tuple(fields["model"]["adapters"])}
         return cls(fields["tenant"], fields["scope"], Fingerprint(**model))
 
-    def __repr__(self) -> str:
-        return f"Identity({'public' if self.tenant is None else 'of one tenant'})"
-
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of `a` and `b`."""
@@ -83,35 +73,14 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
 
 
-def checked_tokens(tokens: Iterable[int]) -> Tokens:
-    """Return the tokens as a tuple of ints; raise BadRequest if there are none."""
-    tokens = tuple(whole_number(token, "A token") for token in tokens)
-    if not tokens:
-        raise BadRequest("There are no tokens; give those of the whole prompt.")
-    return tokens
-
-
-def checked_documents(documents: Documents) -> dict[str, int]:
-    """Return {name: first token that the document could influence}.
-
-    For a list of names, every start is 0.
-    """
-    names = documents if isinstance(documents, Mapping) else dict.fromkeys(documents or (), 0)
-    for name, start in names.items():
-        texts = isinstance(name, str) and not isinstance(documents, str)
-        if not texts or whole_number(start, "A document's first token") < 0:
-            raise BadRequest(
-                "Documents are a list of names, or {name: first token that it could influence}, "
-                "counted from 0."
-            )
-    return dict(names)
-
-
 @dataclass(eq=False, repr=False)
 class Entry:
-    """`pages` None: on disk only.
+    """One stored prefix, in memory, on disk, or both.
 
-    `file` None: in memory only. `expires` None: never.
+    `documents` maps the name of each source document to the first token that it could
+    influence. `layout` describes how the pool stores a token. If `pages` is None, the
+    entry is only on disk. If `file` is None, it is only in memory. If `expires` is None,
+    it does not expire.
     """
 
     identity: Identity
@@ -125,11 +94,11 @@ class Entry:
     used: int = 0  # larger: used later
 
     def alive(self, now: float) -> bool:
-        """Return False after `expires`, or if the clock moved back."""
+        """Return False after `expires`, or if the clock moved back before `created`."""
         return self.created <= now and (self.expires is None or now < self.expires)
 
-    def news(self, documents: Mapping[str, int]) -> dict[str, int]:
-        """Return documents that the entry lacks or that start at an earlier token."""
+    def new_documents(self, documents: Mapping[str, int]) -> dict[str, int]:
+        """Return the documents that the entry lacks or that start at an earlier token."""
         return {
             name: start
             for name, start in documents.items()
@@ -142,39 +111,12 @@ class Entry:
         self.tokens = self.tokens[:length]
         self.documents = {name: start for name, start in self.documents.items() if start < length}
 
-    def __repr__(self) -> str:
-        places = [name for name, at in (("memory", self.pages), ("disk", self.file)) if at]
-        return f"Entry({len(self.tokens)} tokens in {' and '.join(places) or 'no place'})"
 
-
-@dataclass(repr=False)
+@dataclass
 class Lease:
     """Result of a look-up: a cache with the first `length` tokens (0: a miss)."""
 
-    cache: PagedCache
+    cache: PagedCache = field(repr=False)
     length: int
-    documents: dict[str, int]
-    epoch: int
-
-    def __repr__(self) -> str:
-        return f"Lease({self.length} tokens)"
-
-
-@dataclass
-class Counters:
-    """Counts of the events in a prefix store."""
-
-    hits: int = 0
-    misses: int = 0
-    tokens_asked: int = 0
-    tokens_found: int = 0
-    stored: int = 0
-    evictions: int = 0
-    spilled: int = 0
-    loaded: int = 0
-    expired: int = 0
-    forgotten: int = 0
-    stale: int = 0  # computed before something was forgotten, so not stored
-    too_large: int = 0
-    lost: int = 0  # evicted when the disk could not take them
-    refused: int = 0  # files that were not what was written
+    documents: dict[str, int] = field(repr=False)
+    epoch: int  # how often the store had forgotten something before the look-up

@@ -1,4 +1,4 @@
-"""Keep entries in memory and on disk, each within a budget.
+"""Store entries in memory and on disk, each within a budget.
 
 The least recently used entries go first.
 
@@ -6,18 +6,28 @@ The least recently used entries go first.
     pool full     entries make room for running requests, but only if that is enough
     disk full     the oldest files are deleted
 
-A block that several prefixes share counts once.
+A block that several prefixes share counts once. `counters` counts these events:
+
+    hits, misses, tokens_found        of look-ups
+    evictions, spilled, loaded        from memory, to disk, from disk
+    expired, forgotten                entries that were dropped by age or by request
+    stale                             results that began before something was forgotten
+    lost                              evicted when the disk could not take them
+    untrusted                         files that were changed
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 from labkit.cache.paged.pool import PagePool
-from labkit.cache.prefix.disk import DiskTier, about, entries_on, layout, load, tensors_of
-from labkit.cache.prefix.entry import Counters, Entry, Identity
+from labkit.cache.prefix.disk import DiskTier, about, layout, load, tensors_of
+from labkit.cache.prefix.entry import Entry, Identity
 from labkit.errors import BadRequest
+
+EVENTS = "hits misses tokens_found evictions spilled loaded expired forgotten stale lost untrusted"
 
 
 class Shelf:
@@ -33,21 +43,19 @@ class Shelf:
                 f"{pool.block_bytes} bytes."
             )
         if pool.reclaim is not None:
-            raise BadRequest("The pool has a prefix store already; use it, or make another pool.")
+            raise BadRequest("The pool already has a prefix store; use it, or make another pool.")
         self.pool, self.budget_bytes = pool, budget_bytes
         self.disk: DiskTier = disk  # type: ignore[assignment]
-        self.counters, self.layout, self._ticks = Counters(), layout(pool), 0
+        self.counters = SimpleNamespace(**dict.fromkeys(EVENTS.split(), 0))
+        self.layout, self._ticks = layout(pool), 0
         # Reading the disk may raise, so the pool is changed afterwards.
-        self._entries: list[Entry] = [] if disk is None else list(entries_on(disk))
+        self.entries: list[Entry] = [] if disk is None else list(disk.entries())
         pool.wipe, pool.reclaim = True, self._make_room
         self._fit_disk()
 
-    def all(self) -> list[Entry]:
-        return list(self._entries)
-
     def of(self, identity: Identity) -> list[Entry]:
         """Return the entries of an identity that this pool can read."""
-        return [e for e in self._entries if e.identity == identity and e.layout == self.layout]
+        return [e for e in self.entries if e.identity == identity and e.layout == self.layout]
 
     def nbytes(self) -> int:
         return len(self._users()) * self.pool.block_bytes
@@ -55,30 +63,28 @@ class Shelf:
     def add(self, entry: Entry) -> bool:
         """Add an entry; return whether it fits into the budget."""
         if len(entry.pages.tables[0]) * self.pool.block_bytes > self.budget_bytes:
-            self.counters.too_large += 1
             entry.pages.rewind(0)
             return False
-        self._entries.append(entry)
-        self.counters.stored += 1
+        self.entries.append(entry)
         self.touch(entry)
         return True
 
     def touch(self, entry: Entry) -> None:
-        """Note that an entry was used: others are evicted before it."""
+        """Record that an entry was used, so others are evicted before it."""
         self._ticks += 1
         entry.used = self._ticks
         while self.nbytes() > self.budget_bytes:
             self._evict()
 
     def load(self, entry: Entry) -> None:
-        """Bring an entry from disk into the pool; raises PoolFull or Refused."""
+        """Read an entry from disk into the pool; raises PoolFull or UntrustedFile."""
         entry.pages = load(self.disk, entry, self.pool)
         self.counters.loaded += 1
 
     def drop(self, entries: Sequence[Entry]) -> int:
-        """Remove entries from the list, then delete their files."""
+        """Remove entries from the list, then delete their files; return how many."""
         for entry in entries:
-            self._entries.remove(entry)
+            self.entries.remove(entry)
             if entry.pages is not None:
                 entry.pages.rewind(0)
         failed = 0
@@ -89,7 +95,7 @@ class Shelf:
                 failed += 1
         if failed:
             raise BadRequest(
-                f"{failed} files of dropped prefixes could not be deleted; delete them by hand."
+                f"{failed} files of dropped prefixes could not be deleted; delete them."
             )
         return len(entries)
 
@@ -99,13 +105,13 @@ class Shelf:
             entry.file = None  # type: ignore[assignment]
 
     def _users(self) -> Counter[int]:
-        """Block -> how many entries use it."""
-        return Counter(block for e in self._entries if e.pages for block in e.pages.tables[0])
+        """Return the number of entries that use each block."""
+        return Counter(block for e in self.entries if e.pages for block in e.pages.tables[0])
 
     def _fit_disk(self) -> None:
         budget = None if self.disk is None else self.disk.budget_bytes
         while budget is not None and self.disk.nbytes() > budget:
-            oldest = min((e for e in self._entries if e.file), key=lambda entry: entry.used)
+            oldest = min((e for e in self.entries if e.file), key=lambda entry: entry.used)
             self.delete_file(oldest)
             if oldest.pages is None:
                 self.drop([oldest])
@@ -120,14 +126,14 @@ class Shelf:
 
     def _evict(self) -> None:
         """Move the least recently used entry to disk, or drop it."""
-        oldest = min((e for e in self._entries if e.pages), key=lambda entry: entry.used)
+        oldest = min((e for e in self.entries if e.pages), key=lambda entry: entry.used)
         self.counters.evictions += 1
         if self.disk is not None and oldest.file is None:
             try:
                 oldest.file = self.disk.write(about(oldest), tensors_of(oldest))
                 self.counters.spilled += 1
                 self._fit_disk()  # this may delete the new file
-            except OSError:  # if the disk is full, the prefix is lost but the request goes on
+            except OSError:  # the disk is full: the prefix is lost, but the request continues
                 self.counters.lost += 1
         if oldest.file is None:
             self.drop([oldest])

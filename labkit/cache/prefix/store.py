@@ -3,18 +3,18 @@
 A hit replaces the prefill of P tokens by a look-up. Other users could detect that by
 timing. So an entry is found only under the same tenant, authorization scope and model
 fingerprint, and for exactly the same tokens. Only the server can declare a prefix
-public; a request never can. A request gets a `PrefixView`, whose tenant and scope the
-server has set.
+public; a request cannot. A request gets a `PrefixView`, and the server sets its tenant
+and scope.
 
     lease = view.lookup(tokens)                        a fork of the longest stored prefix
     view.keep(lease, cache, row, tokens, documents)    whole blocks, within the budget
 
-At least one token of a prompt is left to compute.
+A look-up leaves at least one token of the prompt to compute.
 
 Entries are forgotten by tenant, scope, prefix, document or age, in memory and on disk.
 Freed blocks are set to zeros. A request that began before an entry was forgotten does
 not store its result, but it keeps its own blocks until it ends. Cost: a look-up
-compares with each entry of its identity.
+compares the prompt with each entry of its identity.
 
 When it loses: prompts that share less than one block.
 """
@@ -22,32 +22,44 @@ When it loses: prompts that share less than one block.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from labkit.cache.paged.blocks import PoolFull
 from labkit.cache.paged.cache import PagedCache
 from labkit.cache.paged.pool import PagePool
-from labkit.cache.prefix.disk import DiskTier, Refused
-from labkit.cache.prefix.entry import (
-    Documents,
-    Entry,
-    Fingerprint,
-    Identity,
-    Lease,
-    Tokens,
-    checked_documents,
-    checked_tokens,
-    common,
-)
+from labkit.cache.prefix.disk import DiskTier, UntrustedFile
+from labkit.cache.prefix.entry import Documents, Entry, Fingerprint, Identity, Lease, Tokens, common
 from labkit.cache.prefix.shelf import Shelf
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
+
+
+def _checked_tokens(tokens: Iterable[int]) -> Tokens:
+    """Return the tokens as a tuple of ints; raise BadRequest if there are none."""
+    tokens = tuple(whole_number(token, "A token") for token in tokens)
+    if not tokens:
+        raise BadRequest("There are no tokens; give those of the whole prompt.")
+    return tokens
+
+
+def _checked_documents(documents: Documents) -> dict[str, int]:
+    """Return {name: first token that the document could influence}.
+
+    For a list of names, every start is 0.
+    """
+    starts = documents if isinstance(documents, Mapping) else dict.fromkeys(documents or (), 0)
+    texts = all(isinstance(name, str) for name in starts) and not isinstance(documents, str)
+    if not texts or any(whole_number(n, "A document's first token") < 0 for n in starts.values()):
+        raise BadRequest("The documents are not valid; give names, or {name: first token}.")
+    return dict(starts)
 
 
 class PrefixStore:
-    """The server's side. Not thread-safe: use one lock for store and pool.
+    """The server's side of a prefix cache over `pool`, of up to `budget_bytes` in memory.
 
     `ttl_s` is the maximum age of an entry in seconds, used or not (None: no limit).
-    `clock` is the wall clock, because entries on disk outlive the process.
+    `clock` is the wall clock, because entries on disk outlive the process. `disk` is a
+    second tier (None: entries stay in memory only). Not thread-safe: use one lock for
+    store and pool.
     """
 
     def __init__(
@@ -72,7 +84,7 @@ class PrefixStore:
         The server calls this with its own values, never with values from a request.
         """
         if tenant is None:
-            raise BadRequest("A view belongs to a tenant; use declare_public for everyone.")
+            raise BadRequest("The tenant is None; give a name, or use declare_public.")
         return PrefixView(self, Identity(tenant, scope, model))
 
     def declare_public(
@@ -80,7 +92,7 @@ class PrefixStore:
     ) -> int:
         """Let every tenant of `model` find these tokens, which are in `cache`.
 
-        Return how many are stored.
+        Returns the number of tokens stored.
         """
         lease = Lease(cache, 0, {}, self.epoch)
         return PrefixView(self, Identity(None, "", model)).keep(lease, cache, row, tokens)
@@ -94,11 +106,11 @@ class PrefixStore:
     ) -> int:
         """Drop every entry that matches all arguments, in memory and on disk.
 
-        Return how many.
+        Returns the number of entries dropped.
         """
         if tenant is None and scope is None and prefix is None:
-            raise BadRequest("Nothing to forget was named; give a tenant, a scope or a prefix.")
-        first = () if prefix is None else checked_tokens(prefix)
+            raise BadRequest("Nothing to forget; give a tenant, a scope or a prefix.")
+        first = () if prefix is None else _checked_tokens(prefix)
 
         def matches(entry: Entry) -> bool:
             owner = entry.identity
@@ -110,26 +122,26 @@ class PrefixStore:
     def revoke(self, document: str, tenant: str | None = None) -> int:
         """Drop everything built on a document (of one tenant, or of all).
 
-        Tokens before the document stay.
+        Tokens before the document stay. Returns the number of entries dropped or cut.
         """
-        size, gone, cut = self.pool.size, [], []
+        size, drop, cut = self.pool.size, [], []
         for entry in self.entries():
             if document in entry.documents and tenant in (None, entry.identity.tenant):
-                kept = entry.documents[document] // size * size
-                if kept and entry.pages is not None:
-                    entry.cut(kept)
+                length = entry.documents[document] // size * size
+                if length and entry.pages is not None:
+                    entry.cut(length)
                     cut.append(entry)
                 else:
-                    gone.append(entry)
-        self._forget(gone)
+                    drop.append(entry)
+        self._forget(drop)
         for entry in cut:
             self.shelf.delete_file(entry)
-        return len(gone) + len(cut)
+        return len(drop) + len(cut)
 
     def sweep(self) -> int:
-        """Drop expired entries. Every look-up calls this.
+        """Drop expired entries and return their number.
 
-        If there may be no look-ups, call it from a timer.
+        Every look-up calls this. If there may be no look-ups, call it from a timer.
         """
         now = self.clock()
         old = [entry for entry in self.entries() if not entry.alive(now)]
@@ -137,10 +149,10 @@ class PrefixStore:
         return self.shelf.drop(old)
 
     def entries(self) -> list[Entry]:
-        return self.shelf.all()
+        return list(self.shelf.entries)
 
     def nbytes(self) -> int:
-        """Bytes of the blocks that entries use in memory; shared ones count once."""
+        """Return the bytes of the blocks that entries use in memory; shared ones count once."""
         return self.shelf.nbytes()
 
     def __repr__(self) -> str:
@@ -148,9 +160,7 @@ class PrefixStore:
         return f"PrefixStore({entries} entries, {self.nbytes()} bytes, {c.hits} hits, {c.misses} misses)"
 
     def __getstate__(self) -> None:
-        raise BadRequest(
-            "A prefix store is not pickled or copied: it contains tenants' data; use a DiskTier."
-        )
+        raise BadRequest("A prefix store cannot be pickled or copied; use a DiskTier instead.")
 
     def _forget(self, entries: Sequence[Entry]) -> int:
         self.epoch += 1
@@ -159,10 +169,13 @@ class PrefixStore:
 
 
 class PrefixView:
-    """What a request may do, under the tenant and scope set by the server."""
+    """The request's side of a prefix cache, under the tenant and scope set by the server."""
 
     def __init__(self, store: PrefixStore, identity: Identity):
         self._store, self._identity = store, identity
+
+    def __repr__(self) -> str:
+        return "PrefixView(one tenant)"
 
     @property
     def pool(self) -> PagePool:
@@ -170,16 +183,14 @@ class PrefixView:
 
     def lookup(self, tokens: Sequence[int]) -> Lease:
         """Return the longest stored beginning of `tokens`, without the last token."""
-        store, asked = self._store, checked_tokens(tokens)
+        store, tokens = self._store, _checked_tokens(tokens)
         store.sweep()
-        best, length = self._longest(asked)
-        counters = store.counters
-        counters.tokens_asked += len(asked)
+        best, length = self._longest(tokens)
         if best is None:
-            counters.misses += 1
+            store.counters.misses += 1
             return Lease(PagedCache.over(store.pool), 0, {}, store.epoch)
-        counters.hits += 1
-        counters.tokens_found += length
+        store.counters.hits += 1
+        store.counters.tokens_found += length
         store.shelf.touch(best)
         cache = best.pages.fork()
         cache.rewind(length)
@@ -194,16 +205,16 @@ class PrefixView:
         tokens: Sequence[int],
         documents: Documents = None,
     ) -> int:
-        """Store the whole blocks of `tokens` in row `row` of `cache`.
+        """Store the whole blocks of `tokens`, which are in row `row` of `cache`.
 
-        Return how many tokens.
-
-        Stores nothing and returns 0 if something was forgotten since the look-up.
+        `documents` are the sources of the prompt: names, or {name: first token that the
+        document could influence}. Returns the number of tokens stored. That is 0 if they
+        exceed the budget, or if something was forgotten since the look-up.
         """
-        store, shelf, tokens = self._store, self._store.shelf, checked_tokens(tokens)
-        built_on = checked_documents(documents)
+        store, shelf, tokens = self._store, self._store.shelf, _checked_tokens(tokens)
+        built_on = _checked_documents(documents)
         if cache.pool is not store.pool:
-            raise BadRequest("The cache is in another pool than the store; use one pool for both.")
+            raise BadRequest("The cache has another pool than the store; use one pool for both.")
         if not 0 <= row < cache.batch:
             raise BadRequest(f"The row to keep is {row}; give one from 0 to {cache.batch - 1}.")
         length = min(len(tokens), cache.lengths[row]) // store.pool.size * store.pool.size
@@ -215,21 +226,30 @@ class PrefixView:
         tokens = tokens[:length]
         same = [entry for entry in shelf.of(self._identity) if entry.tokens[:length] == tokens]
         if same:
-            news = same[0].news(built_on)
-            if not news or same[0].pages is not None:
-                if news:
-                    same[0].documents |= news
+            new = same[0].new_documents(built_on)
+            if not new or same[0].pages is not None:
+                if new:
+                    same[0].documents |= new
                     shelf.delete_file(same[0])  # its header no longer lists every document
                 shelf.touch(same[0])
                 return length
             shelf.drop(same[:1])
-        return length if shelf.add(self._entry(tokens, built_on, cache.fork([row]))) else 0
+        pages, now = cache.fork([row]), store.clock()
+        pages.rewind(length)
+        expires = None if store.ttl_s is None else now + store.ttl_s
+        entry = Entry(self._identity, tokens, {}, now, expires, shelf.layout, pages)
+        entry.documents = entry.new_documents(built_on)
+        return length if shelf.add(entry) else 0
 
     def _longest(self, tokens: Tokens) -> tuple[Entry | None, int]:
-        """Find the entry that shares most first tokens (at least a block), and load it."""
+        """Find the entry with the longest common prefix (at least a block), and load it.
+
+        Returns (None, 0) if there is none, or if the pool is too full to load it.
+        """
         store, shelf = self._store, self._store.shelf
+        public = Identity(None, "", self._identity.model)
         best, length = None, store.pool.size - 1  # only whole blocks are reused
-        for entry in [*shelf.of(self._identity), *shelf.of(self._identity.public())]:
+        for entry in [*shelf.of(self._identity), *shelf.of(public)]:
             shared = min(common(entry.tokens, tokens), len(tokens) - 1)
             if shared > length:
                 best, length = entry, shared
@@ -238,19 +258,8 @@ class PrefixView:
                 shelf.load(best)
             except PoolFull:
                 return None, 0
-            except Refused:
-                store.counters.refused += 1
+            except UntrustedFile:
+                store.counters.untrusted += 1
                 shelf.drop([best])  # also delete its file, which `forget` could not find later
                 return self._longest(tokens)
         return best, length
-
-    def _entry(self, tokens: Tokens, documents: dict[str, int], pages: PagedCache) -> Entry:
-        now, ttl_s = self._store.clock(), self._store.ttl_s
-        pages.rewind(len(tokens))
-        ends = None if ttl_s is None else now + ttl_s
-        entry = Entry(self._identity, tokens, {}, now, ends, self._store.shelf.layout, pages)
-        entry.documents = entry.news(documents)
-        return entry
-
-    def __repr__(self) -> str:
-        return f"PrefixView({self._identity!r})"

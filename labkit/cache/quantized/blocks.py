@@ -59,7 +59,7 @@ def layout(part: Part, heads: int, width: int) -> dict[str, Store]:
     return stores
 
 
-def grown_tensors(
+def resized(
     stores: dict[str, Store], old: dict[str, Tensor], rows: int, slots: int, device: torch.device
 ) -> dict[str, Tensor]:
     """Return zeros for `slots` slots of each row, with the content of `old`, if any."""
@@ -120,11 +120,15 @@ def encode(numbers: Tensor, part: Part) -> dict[str, Tensor]:
     return packed
 
 
+def _eight_bits(part: Part) -> torch.dtype:
+    if part.code == "fp8":
+        return torch.float8_e4m3fn
+    return torch.uint8 if part.zero_bits else torch.int8
+
+
 def _pack(codes: Tensor, part: Part) -> Tensor:
-    if part.code == "fp8":  # values are clamped first, so the cast does not saturate
-        return codes.to(torch.float8_e4m3fn).view(torch.uint8)
-    if part.bits == 8:
-        return codes.to(torch.uint8) if part.zero_bits else codes.to(torch.int8).view(torch.uint8)
+    if part.bits == 8:  # values are clamped first, so the cast does not saturate
+        return codes.to(_eight_bits(part)).view(torch.uint8)
     codes = codes.to(torch.uint8 if part.zero_bits else torch.int16)
     return pack(codes.flatten(0, -2), part.bits).view(*codes.shape[:-1], -1)
 
@@ -151,10 +155,7 @@ def raw(packed: dict[str, Tensor], part: Part, width: int, buffer: Tensor | None
     """
     codes = packed["codes"]
     if part.bits == 8:
-        if part.code == "fp8":
-            codes = codes.view(torch.float8_e4m3fn)
-        elif not part.zero_bits:
-            codes = codes.view(torch.int8)
+        codes = codes.view(_eight_bits(part))
         if buffer is None:
             return codes.float()
         return buffer[: codes.numel()].view(codes.shape).copy_(codes)

@@ -18,6 +18,7 @@ contexts). The answer is close to the exact one but not equal. `labkit eval text
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from torch import Tensor
 from labkit.cache.contract import InMemory, KVCache, doubled, grown
 from labkit.cache.forward_pass import NOWHERE, Step, visible
 from labkit.cache.quantized.attention import Buffer, Side, attend_packed, cos_sin, rotate
-from labkit.cache.quantized.blocks import decode, encode, grown_tensors, layout
+from labkit.cache.quantized.blocks import decode, encode, layout, resized
 from labkit.cache.quantized.packed_slots import Bulk, Move, plan
 from labkit.errors import BadRequest
 from labkit.kernels.native.table_attention import MOST_QUERIES, Rows, table_attention
@@ -55,17 +56,16 @@ class QuantizedCache(KVCache):
     ):
         super().__init__(*sizes, **named)
         self.format = replace(get_kv_format(kv_format), tail_bits=8 * self.dtype.itemsize)
+        name, before_rope = self.format.name, self.format.before_rope
         if not self.format.packed:
-            name = self.format.name
             raise BadRequest(f"KV format {name} has no scales; use a contiguous cache instead.")
-        self.frequencies = frequencies if self.format.before_rope else None
-        if self.format.before_rope:
-            given = tuple(frequencies.shape) if isinstance(frequencies, Tensor) else frequencies
-            if any(given != (layer.head_dim / 2,) for layer in self.shape.layers):
-                raise BadRequest(
-                    f"The shape of the frequencies is {given}; to quantize keys before RoPE, give "
-                    "the model's frequencies [head_dim / 2]."
-                )
+        given = getattr(frequencies, "shape", None)
+        if before_rope and any(given != (spec.head_dim / 2,) for spec in self.shape.layers):
+            raise BadRequest(
+                f"The shape of the frequencies is {given}; {name} needs the model's [head_dim / 2]."
+            )
+        self.frequencies = frequencies if before_rope else None
+        self.parts = (self.format.keys, self.format.values)
         block, tail = self.format.block, self.format.tail
         self.bulks = [Bulk(block) for _ in range(self.batch)]
         self.packed: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
@@ -125,11 +125,11 @@ class QuantizedCache(KVCache):
         if self.frequencies is not None:
             back = -torch.arange(move.start, move.start + move.pack, device=self.device)
             oldest[0] = rotate(oldest[0].float(), *cos_sin(back, self.frequencies))
-        if self.format.keys == self.format.values:  # one call instead of two
-            both = encode(torch.cat(oldest), self.format.keys)
+        if self.parts[0] == self.parts[1]:  # one call instead of two
+            both = encode(torch.cat(oldest), self.parts[0])
             codes = [dict(zip(both, pair)) for pair in zip(*(t.chunk(2) for t in both.values()))]
         else:
-            codes = [encode(oldest[0], self.format.keys), encode(oldest[1], self.format.values)]
+            codes = list(map(encode, oldest, self.parts))
         for packed, encoded in zip(self.packed[layer], codes):
             for name, tensor in encoded.items():
                 per = self.slots // packed[name].shape[2]
@@ -139,11 +139,8 @@ class QuantizedCache(KVCache):
         """Return the keys and values of a layer for `attend_packed`."""
         slots = max(bulk.slots for bulk in self.bulks)
         tail = max(length - bulk.tokens for length, bulk in zip(self.lengths, self.bulks))
-        parts = (self.format.keys, self.format.values)
-        return [
-            Side(packed, part, slots, dense[:, :, :tail])
-            for packed, part, dense in zip(self.packed[layer], parts, self.tails[layer])
-        ]
+        sides = zip(self.packed[layer], self.parts, self.tails[layer])
+        return [Side(packed, part, slots, dense[:, :, :tail]) for packed, part, dense in sides]
 
     def _view(
         self, slots: int, tail: int, window: int | None, sinks: int
@@ -155,7 +152,7 @@ class QuantizedCache(KVCache):
         if (window, sinks) not in self._pass:
             one = all(b == self.bulks[0] for b in self.bulks) and len(set(self.lengths)) == 1
             rows = []
-            for bulk, length in list(zip(self.bulks, self.lengths))[: 1 if one else None]:
+            for bulk, length in zip(self.bulks[: 1 if one else None], self.lengths):
                 newest = torch.arange(bulk.tokens, bulk.tokens + tail)
                 newest = newest.where(newest < length, NOWHERE)
                 rows.append(torch.cat([bulk.positions(slots), newest]))
@@ -180,10 +177,10 @@ class QuantizedCache(KVCache):
     def nbytes_used(self) -> int:
         packed = sum(bulk.slots for bulk in self.bulks)
         tail = sum(self.lengths) - sum(bulk.tokens for bulk in self.bulks)
-        total, parts = 0, (self.format.keys, self.format.values)
+        total = 0
         for layer in (self.shape.layers[i] for i in self.shape.own):
             K, D = layer.num_kv_heads, layer.head_dim
-            total += sum(int(part.bytes(D, K, packed)) for part in parts)
+            total += sum(int(part.bytes(D, K, packed)) for part in self.parts)
             total += 2 * tail * D * K * self.dtype.itemsize
         return total
 
@@ -192,11 +189,10 @@ class QuantizedCache(KVCache):
 
         In single steps, these tokens read the block in full precision.
         """
-        block, tail = self.format.block, self.format.tail
-        if tail == 0:
+        if self.format.tail == 0:
             return (None,) * self.batch
-        left = (tail - (length - bulk.tokens) for length, bulk in zip(self.lengths, self.bulks))
-        return tuple(room if room > 0 else block for room in left)
+        tails = (length - bulk.tokens for length, bulk in zip(self.lengths, self.bulks))
+        return tuple(self.format.tail - tail or self.format.block for tail in tails)
 
     def _layout(self) -> InMemory | None:
         if self.format.name != "int8_token" or self.dtype not in (torch.float32, torch.bfloat16):
@@ -231,12 +227,9 @@ class QuantizedCache(KVCache):
         """Make room for `slots` tokens; growing copies one layer at a time."""
         for i in self.shape.own:
             layer, old = self.shape.layers[i], self.packed.get(i, ({}, {}))
-            parts = (self.format.keys, self.format.values)
-            stores = [layout(part, layer.num_kv_heads, layer.head_dim) for part in parts]
-            new = (
-                grown_tensors(*pair, self.batch, slots, self.device) for pair in zip(stores, old)
-            )
-            self.packed[i] = tuple(new)
+            stores = [layout(part, layer.num_kv_heads, layer.head_dim) for part in self.parts]
+            pairs = zip(stores, old)
+            self.packed[i] = tuple(resized(*p, self.batch, slots, self.device) for p in pairs)
         self.slots, self._in_memory = slots, None
 
     def _complete(self) -> None:
@@ -266,7 +259,7 @@ class QuantizedCache(KVCache):
         for i, sides in self.packed.items():
             self.packed[i] = tuple({n: pick(t) for n, t in side.items()} for side in sides)
             self.tails[i] = tuple(map(pick, self.tails[i]))
-        self.bulks = [self.bulks[row].copy() for row in rows]
+        self.bulks = [copy.deepcopy(self.bulks[row]) for row in rows]
 
 
 def quantized_cache(

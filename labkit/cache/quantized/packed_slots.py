@@ -34,9 +34,6 @@ class Bulk:
     def tokens(self) -> int:
         return self.slots - sum(self.block - tokens for tokens in self.short.values())
 
-    def copy(self) -> Bulk:
-        return Bulk(self.block, self.slots, dict(self.short))
-
     def cut(self, keep: int) -> None:
         """Drop all packed tokens except the first `keep`."""
         tokens = self.tokens

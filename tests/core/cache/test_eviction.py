@@ -72,16 +72,6 @@ def test_sinks_and_the_newest_are_kept_and_each_key_is_that_of_its_position(meth
     torch.testing.assert_close(cache.attend(0, query), expected)
 
 
-@every_method
-@pytest.mark.parametrize(
-    ("tokens", "share", "left"), [(1, 0.1, 1), (2, 0.1, 1), (30, 0.1, 3), (10, 0.5, 5), (7, 1.0, 7)]
-)
-def test_a_share_keeps_at_least_one_token(method, tokens, share, left):
-    cache = method(SHAPE, budget=share, sinks=1, recent=1)
-    push(cache, *random(tokens), [tokens])
-    assert len(kept(cache)) == left and cache.attend
-
-
 def test_the_smallest_keys_and_the_most_seen_stay():
     keys, values, queries = random(12)
     keys[:, :, [3, 7]] *= 0.01

@@ -232,7 +232,7 @@ def test_an_entry_larger_than_the_budget_is_not_kept(compute):
     store = make(budget=1)
     view = store.open("a", "", MODEL)
     assert compute(view, TOKENS) == 0 and compute(view, TOKENS) == 0
-    assert store.counters.too_large == 2 and store.pool.free == store.pool.total
+    assert store.entries() == [] and store.pool.free == store.pool.total
     with pytest.raises(BadRequest):
         make(budget=0)
 
@@ -282,7 +282,7 @@ def test_no_content_in_what_a_log_would_show(compute):
     with pytest.raises(BadRequest) as refused:
         view.keep(lease, lease.cache, 5, [424242])
     assert "424242" not in str(refused.value)
-    with pytest.raises(BadRequest, match="not pickled"):
+    with pytest.raises(BadRequest, match="cannot be pickled"):
         pickle.dumps(store)
 
 
@@ -292,7 +292,7 @@ def test_counters_count(compute):
     for _ in range(3):
         compute(view, TOKENS)
     c = store.counters
-    assert (c.hits, c.misses, c.tokens_asked, c.tokens_found, c.stored) == (2, 1, 30, 16, 1)
+    assert (c.hits, c.misses, c.tokens_found) == (2, 1, 16)
 
 
 def test_bad_requests_change_nothing():

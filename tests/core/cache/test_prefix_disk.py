@@ -12,7 +12,7 @@ import torch
 
 from labkit.cache.paged.cache import PagedCache
 from labkit.cache.paged.pool import PagePool
-from labkit.cache.prefix.disk import DiskTier, Refused, about, tensors_of
+from labkit.cache.prefix.disk import DiskTier, UntrustedFile, about, tensors_of
 from labkit.cache.prefix.entry import Fingerprint
 from labkit.cache.prefix.store import PrefixStore
 from labkit.errors import BadRequest
@@ -219,7 +219,7 @@ def test_a_file_that_changed_is_a_miss_and_not_a_wrong_hit(folder, how, spilled)
     assert "report" not in str(refused.value)
     if how == "folder":
         return
-    assert found(store) == 0 and store.counters.refused == 1
+    assert found(store) == 0 and store.counters.untrusted == 1
     assert not os.path.lexists(path)  # it could not be forgotten later
     assert found(store, tokens=OTHER) == 4  # nothing else was lost
     assert (
@@ -234,7 +234,7 @@ def test_a_store_refuses_to_open_over_what_it_did_not_write(folder, how, spilled
     (path,) = folder.iterdir()
     damage(path, how)
     pool = PagePool(SHAPE, 8, 4)
-    with pytest.raises(Refused):
+    with pytest.raises(UntrustedFile):
         PrefixStore(pool, 10**6, disk=DiskTier(folder))
     assert (
         os.path.lexists(path) and pool.reclaim is None and not pool.wipe
@@ -247,17 +247,17 @@ def test_a_store_refuses_to_open_over_what_it_did_not_write(folder, how, spilled
 def test_foreign_files_linked_and_open_folders_are_refused(folder, tmp_path):
     folder.mkdir(mode=0o700)
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(Refused, match="notes.txt"):
+    with pytest.raises(UntrustedFile, match="notes.txt"):
         opened(folder)
     assert (folder / "notes.txt").read_text() == "mine"
     (folder / "notes.txt").rename(folder / ("0" * 64 + ".safetensors"))
-    with pytest.raises(Refused):
+    with pytest.raises(UntrustedFile):
         opened(folder)
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(Refused, match="symbolic link"):
+    with pytest.raises(UntrustedFile, match="symbolic link"):
         DiskTier(tmp_path / "link")
     (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(Refused, match="chmod 700"):
+    with pytest.raises(UntrustedFile, match="chmod 700"):
         DiskTier(tmp_path / "open")
 
 
@@ -274,13 +274,13 @@ def test_tensors_of_other_shapes_are_refused(folder, shape, spilled):
     entry.file = store.shelf.disk.write(
         about(entry), tensors_of(twin)
     )  # whole, and says what it should
-    assert found(store) == 0 and store.counters.refused == 1 and store.pool.owned == 1
+    assert found(store) == 0 and store.counters.untrusted == 1 and store.pool.owned == 1
 
 
 def test_names_cannot_leave_the_folder(folder, tmp_path):
     disk = DiskTier(folder)
     for name in ("../secret", "/etc/passwd", "x", "." * 64):
-        with pytest.raises(Refused):
+        with pytest.raises(UntrustedFile):
             disk.read(name)
 
 
@@ -310,5 +310,5 @@ def test_a_file_that_cannot_be_deleted_is_said_and_is_out_of_reach(folder, monke
 def test_headers_say_whose_it_is_or_the_file_is_refused(folder):
     disk = DiskTier(folder)
     disk.write({"identity": json.dumps({"tenant": "a"})}, {})
-    with pytest.raises(Refused, match="does not name"):
+    with pytest.raises(UntrustedFile, match="no valid header"):
         opened(folder)

@@ -18,6 +18,16 @@ from labkit.kernels.reference import attention
 from labkit.plan.kv import KVShape, LayerKV, kv_bytes
 from labkit.plan.kv_formats import KVFormat, Part
 
+
+def with_slack(maker, tokens):
+    def make(*sizes, **named):
+        cache = maker(*sizes, **named)
+        cache.allow_rewind(tokens)
+        return cache
+
+    return make
+
+
 OPERATIONS = st.tuples(
     st.sampled_from(["feed", "feed", "feed", "step", "rewind", "select"]), st.integers(0, 2**32 - 1)
 )
@@ -58,7 +68,7 @@ KINDS = {
         {"window": 6, "sinks": 1},
     ),
     "windowed, slack": (
-        lambda: windowed_cache(4, sinks=2, slack=5),
+        lambda: with_slack(windowed_cache(4, sinks=2), 5),
         UNIFORM,
         {"window": 4, "sinks": 2, "slack": 5},
     ),

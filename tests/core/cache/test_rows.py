@@ -12,9 +12,6 @@ MAKERS = {name: maker for name, maker in CACHES.items() if maker is not None} | 
     "few tokens kept": lambda *args, **rest: eviction.Observed(
         *args, budget=8, sinks=1, recent=2, **rest
     ),
-    "half of them kept": lambda *args, **rest: eviction.KeyNorm(
-        *args, budget=0.5, sinks=1, recent=2, **rest
-    ),
     "3 and 5 bits": quantized_cache(
         KVFormat("x", Part(3, "channel", 4, 16, 16), Part(5, "token", 3, 16, 16), 3)
     ),

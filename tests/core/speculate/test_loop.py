@@ -144,7 +144,7 @@ def test_a_pass_never_packs_what_single_steps_would_have_left(model, near, cache
     [
         lambda *a, **k: KeyNorm(*a, **k, budget=12, sinks=1, recent=3),
         windowed_cache(6),
-        windowed_cache(6, sinks=2, slack=3),
+        windowed_cache(6, sinks=2),
     ],
 )
 def test_a_cache_that_forgets_is_not_asked_to_remember(model, near, maker):
