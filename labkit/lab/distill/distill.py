@@ -1,13 +1,13 @@
 """Make a draft of a target: `labkit distill` runs `distill`.
 
 1. Prompts: the first `texts` of a shuffled pool of prompts and library text.
-2. Answers: the target generates them on fast kernels; the cache folder stores them.
+2. Answers: the target generates them, and the cache folder stores them.
 3. Start: `fitted_start` initializes a hidden-state draft from the target's last layer.
-4. Training: `fit` writes checkpoints next to the file, so a stopped run can continue.
+4. Training: `fit` writes checkpoints next to the file. A stopped run continues.
 5. Score: alpha on held-out prompts.
 
-No evaluation text is used. The prompts are labkit's own, and the library text comes from
-the training part of the standard library.
+No evaluation text is used. The prompts are labkit's own, and the library text comes
+from the training part of the standard library.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ POOL = {"chat": (2800, 112), "code": (760, 128), "edit": (520, 144)}
 MORE = {"chat": (1200, 112), "functions": (1200, 112), "edit": (400, 144)}  # of another seed
 HELD_OUT = {"chat": (64, 128), "code": (64, 128), "edit": (64, 128)}
 LIBRARY_TOKENS = 30_000  # of code, and as many of prose
-PIECE, LONGEST = 256, 420  # tokens of a piece of library text, of the longest prompt
+PIECE = 256  # tokens of a piece of library text
+LONGEST = 420  # tokens of the longest prompt
 SAYABLE = 12_288  # number of tokens that a draft can predict: the target's most frequent ones
 
 
@@ -51,9 +52,9 @@ SAYABLE = 12_288  # number of tokens that a draft can predict: the target's most
 class Recipe:
     """The settings of a draft. Raises BadRequest if one is not valid.
 
-    `texts` is the number of texts of the pool (6,600 on Python 3.11), `held_out` the number
-    of held-out prompts per kind, and `sayable` the number of tokens that the draft can
-    predict.
+    `texts` is the number of texts of the pool (6,600 on Python 3.11), `held_out` the
+    number of held-out prompts per kind, and `sayable` the number of tokens that the
+    draft can predict.
     """
 
     kind: str = "hidden_state"
@@ -69,7 +70,7 @@ class Recipe:
 
 
 def training_jobs(tokenizer, seed: int = 1) -> list[Job]:
-    """Return the jobs of the pool, shuffled, and further jobs after them.
+    """Return the shuffled jobs of `POOL` and library text, then those of `MORE`.
 
     Three of five answers are greedy. The others are sampled at temperature 0.8.
     """
@@ -95,13 +96,13 @@ def _sampled(job: Job) -> Job:
 
 
 def held_out_jobs(tokenizer, count: int, seed: int = 99) -> list[Job]:
-    """Return `count` greedy jobs per kind. The seed differs from that of the training."""
+    """Return `count` greedy jobs per kind, with another seed than the training."""
     jobs = [job for job in _jobs(HELD_OUT, seed, tokenizer) if job.seed < count]
     return [replace(job, prompt=job.prompt[:LONGEST], seed=0) for job in jobs]
 
 
 def _jobs(pool: Mapping[str, tuple[int, int]], seed: int, tokenizer) -> Iterator[Job]:
-    """Yield a greedy job per prompt. Its seed is the number of the prompt within its kind."""
+    """Yield a greedy job per prompt. Its seed is the prompt's number in its kind."""
     for kind, (count, new_tokens) in pool.items():
         for number, prompt in enumerate(training_prompts(kind, count, seed)):
             yield Job(kind, tuple(prompt.ids(tokenizer)), new_tokens, 0.0, number)
@@ -138,10 +139,11 @@ def distill(
     on_answers: Callable[[int, int, int], object] = lambda done, jobs, tokens: None,
     on_training: Callable[[Progress], object] = lambda progress: None,
 ) -> dict:
-    """Train a draft of `target`, a plain decoder; write it to `file`; return its record.
+    """Train a draft of `target`, write it to `file`, and return its record.
 
-    A stopped run of the same recipe continues. Raises BadRequest before any work if the
-    file cannot be written or the model is not suitable.
+    `target` is a plain decoder. A stopped run of the same recipe continues. Raises
+    BadRequest before any work if the file cannot be written or the model is not
+    suitable.
     """
     check_output(file)
     if any(format_of(part) for part in target.modules() if hasattr(part, "weight")):

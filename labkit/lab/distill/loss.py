@@ -1,18 +1,19 @@
 """Train and score a hidden-state net on chains of guesses, as drafting uses it.
 
-The second token of a draft depends on one guessed state, and the third on two. A net that
-was trained only on true states fails there. Here each token of an answer starts a chain of
-`steps` guesses. A guess sees the true states up to the start of its chain and the earlier
-guesses of its chain, as in drafting (training-time test, EAGLE-3, Li et al. 2025; HASS,
-Zhang et al. 2024).
+The second token of a draft depends on one guessed state, and the third on two. A net
+that was trained only on true states fails there. Here each token of an answer starts a
+chain of `steps` guesses. A guess sees the true states up to the start of its chain and
+the earlier guesses of its chain, as in drafting (training-time test, EAGLE-3, Li et al.
+2025; HASS, Zhang et al. 2024).
 
     loss = sum over steps k of decay^k * (cross-entropy + state_weight * smooth-L1)
 
-The cross-entropy is to the target's distribution over `ids`, and smooth-L1 to its state.
+The cross-entropy is to the target's distribution over `ids`, and smooth-L1 to its
+state.
 
 `acceptance` counts how many guesses the target would accept on held-out greedy answers.
-This is the drafter's alpha for greedy text, without running the target. Texts are packed
-end to end, without padding.
+This is the drafter's alpha for greedy text, without running the target. Texts are
+packed end to end, without padding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def chains(net: HiddenStateNet, texts: Sequence[Text], steps: int) -> Iterator[T
     """Yield the guesses [N_k, E] of each step k, text after text.
 
     The chain that starts at token i guesses the state at token i + 1 + k in step k. Its
-    starts are `text.before_answer` to T - 2 - k, so the last guess is at the last token.
+    starts are `text.before_answer` to T - 2 - k, so the last guess is at the last
+    token.
     """
     layer, attention = net.layer, net.layer.attention
     H, K, D = attention.num_heads, attention.num_kv_heads, attention.head_dim
@@ -90,10 +92,11 @@ def _attend(q: Tensor, keys: list[Tensor], values: list[Tensor], first: int) -> 
 def chain_loss(
     net: HiddenStateNet, texts: Sequence[Text], steps: int = 3, state_weight: float = 0.1
 ) -> Tensor:
-    """Return the loss above, a mean over guesses. Matrix products are in bfloat16.
+    """Return the loss of some texts, a mean over guesses.
 
-    To save time, only every second text has chains of `steps` guesses. The others have
-    one guess.
+    The formula is in the docstring of this module. To save time, only every second text
+    has chains of `steps` guesses. The others have one guess. Matrix products are in
+    bfloat16.
     """
     with torch.autocast("cpu", torch.bfloat16):
         long, short = texts[::2], texts[1::2]

@@ -33,7 +33,8 @@ def medusa_loss(net: MedusaNet, texts: Sequence[Text]) -> Tensor:
 def head_agreement(net: MedusaNet, texts: Sequence[Text]) -> dict[str, float]:
     """Return the alpha of each head ("head 1", …) and of all heads ("all").
 
-    The alpha of a head is its accuracy on the tokens for which all earlier heads are right.
+    The alpha of a head is its accuracy on the tokens for which all earlier heads are
+    right.
     """
     right, examined = torch.zeros(HEADS), torch.zeros(HEADS)
     for text in texts:

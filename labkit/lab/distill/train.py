@@ -1,9 +1,9 @@
-"""Train a draft in a way that survives interruption: a resumed run gives the same weights.
+"""Train a draft with checkpoints: a resumed run gives the same weights.
 
-The seed and the step number choose the texts of a step. A step therefore depends only on
-the weights, the optimizer's state and the running mean of the weights. A checkpoint, a
-safetensors file, stores all three. The result of the training is the running mean, which
-is steadier than the weights after the last step (Polyak averaging).
+The seed and the step number choose the texts of a step. A step therefore depends only
+on the weights, the optimizer's state and the running mean of the weights. A checkpoint,
+a safetensors file, stores all three. The result of the training is the running mean,
+which is steadier than the weights after the last step (Polyak averaging).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Training:
     """The settings of a training run.
 
     A step reads about `tokens` tokens of answers. The learning rate rises over `warmup`
-    steps, stays constant, and falls to 0 over the last quarter of the steps. A checkpoint
-    from before the last quarter can continue with more steps. `averaging` is the decay of
-    the running mean per step, and `every` is the number of steps between checkpoints.
-    Raises BadRequest if a setting is not valid.
+    steps, stays constant, and falls to 0 over the last quarter of the steps. A
+    checkpoint from before the last quarter can continue with more steps. `averaging` is
+    the decay of the running mean per step, and `every` is the number of steps between
+    checkpoints. Raises BadRequest if a setting is not valid.
     """
 
     steps: int = 1500
@@ -124,7 +124,7 @@ class _State:
 
     @torch.no_grad()
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint. Raises BadRequest if this run cannot continue it."""
+        """Load a checkpoint. Raises BadRequest if this run cannot continue it."""
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}
@@ -163,10 +163,10 @@ def fit(
 ) -> list[dict]:
     """Train `module` in place on `loss(texts of a step)`.
 
-    Returns one entry per checkpoint: {step, of, loss, seconds, and the values of `score`}.
-    `checkpoint` is the file to write to and to continue from. Raises BadRequest if it
-    belongs to another training, if no text has an answer of five tokens, or if the loss is
-    not finite.
+    Returns one entry per checkpoint: {step, of, loss, seconds, and the values of
+    `score`}. `checkpoint` is the file to write to and to continue from. Raises
+    BadRequest if it belongs to another training, if no text has an answer of five
+    tokens, or if the loss is not finite.
     """
     texts = [text for text in texts if len(text.tokens) - text.start > 4]
     if not texts:

@@ -2,7 +2,7 @@
 
     humaneval(), mmlu(language)                              items of the tasks
     calibration_text(kind, seed), training_text(kind, seed)  Python's standard library
-    evaluation_documents(slice), evaluation_text(slice)      HumanEval, MMLU, the library
+    evaluation_documents(slice), evaluation_text(slice)      HumanEval, MMLU, library
 
 Text for calibration and training is never evaluated; `labkit.lab.texts.library`
 describes the split. Results depend on the Python version, because the library does.
@@ -67,7 +67,7 @@ def evaluation_documents(kind: str = "code") -> list[Document]:
 
 
 def evaluation_text(kind: str = "code", characters: int = sys.maxsize) -> str:
-    """Return an evaluation slice as one text of up to about `characters`, in whole lines."""
+    """Return an evaluation slice as one text of up to `characters`, in whole lines."""
     return _joined(evaluation_documents(kind), characters)
 
 

@@ -1,9 +1,10 @@
-"""Combine small programming tasks from parts: a signature, a docstring, often an example.
+"""Combine small programming tasks from parts.
 
-A task reads "Return the {sum} of the numbers that are {even}". Each result is combined
-with each predicate, over numbers, words and characters, in several styles of docstring.
-The parts are in data/invented_tasks.yaml. A draft learns from the tasks how functions
-usually begin. The examples are correct, and no evaluation contains any of the tasks.
+A task has a signature, a docstring and often an example. It reads "Return the {sum} of
+the numbers that are {even}". Each result is combined with each predicate, over numbers,
+words and characters, in several styles of docstring. The parts are in
+data/invented_tasks.yaml. A draft learns from the tasks how functions usually begin. The
+examples are correct, and no evaluation contains any of the tasks.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def names(kind: str, part: str) -> tuple[str, ...]:
 def documents(kind: str, part: str, seed: int | None = None) -> Iterator[Document]:
     """Yield the documents of a part that are not empty.
 
-    Lines that they share with evaluation documents are left out. The documents come in sorted order, or in the shuffled order of a seed. `part` is "evaluation",
+    Lines that they share with evaluation documents are left out. The documents come in
+    sorted order, or in the shuffled order of a seed. `part` is "evaluation",
     "calibration" or "training". Raises BadRequest if `kind` is not "code" or "prose".
     """
     order = list(names(kind, part))
@@ -92,7 +93,7 @@ def without_runs(text: str, forbidden: set[int]) -> str:
 
 
 def _runs(text: str) -> Iterator[int]:
-    """Yield a hash of each RUN consecutive lines. Blank lines and indents are ignored."""
+    """Yield a hash of each RUN consecutive lines, without blank lines and indents."""
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     return (hash(tuple(lines[start : start + RUN])) for start in range(len(lines) - RUN + 1))
 
@@ -141,7 +142,7 @@ def _topics() -> dict[str, str]:
 
 
 def _docstrings(source: str) -> str:
-    """Return the docstrings of at least 120 characters, joined. Shorter ones are not prose."""
+    """Join the docstrings of at least 120 characters. Shorter ones are not prose."""
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, holders))
     return "\n\n".join(text for text in map(ast.get_docstring, nodes) if text and len(text) >= 120)

@@ -7,10 +7,10 @@
     prompts("explain")         a function to explain
     prompts("summary"), "json", "list", "story", "maths"
 
-Acceptance of drafts is such a measurement. Passages come from the evaluation part of the
-standard library, functions from HumanEval, and the other prompts from data/prompts.yaml.
-All of this is evaluation text, so nothing is calibrated or trained on it. The order is
-fixed: you can measure on every other prompt and check on the rest.
+Acceptance of drafts is such a measurement. Passages come from the evaluation part of
+the standard library, functions from HumanEval, and the other prompts from
+data/prompts.yaml. All of this is evaluation text, so nothing is calibrated or trained
+on it. The order is fixed: you can measure on every other prompt and check on the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from labkit.files import data_path
 from labkit.lab.texts.library import documents
 from labkit.lab.texts.tasks import humaneval
 
-PASSAGES, PASSAGE = 24, range(150, 421)  # number of passages, characters of a passage
+PASSAGES = 24
+PASSAGE = range(150, 421)  # characters of a passage
 KINDS = "copy edit humaneval chat summary json list story maths explain".split()
 
 
@@ -58,7 +59,7 @@ def prompts(kind: str) -> tuple[Prompt, ...]:
 
 @cache
 def _passages() -> list[str]:
-    """Return the longest suitable paragraph of each of the first evaluation documents."""
+    """Return the longest suitable paragraph of each evaluation document, up to 24."""
     passages: list[str] = []
     for document in documents("prose", "evaluation"):
         paragraphs = map(str.strip, document.text.split("\n\n"))

@@ -2,9 +2,9 @@
 
 HumanEval has 164 functions to write, with their tests. Nothing is executed here.
 
-MMLU has 282 English items in 57 subjects, with rationales, and translations of them. The
-English items are parsed from published few-shot prompts. Few-shot examples come from the
-same items, so `few_shot` leaves out the question itself.
+MMLU has 282 English items in 57 subjects, with rationales, and translations of them.
+The English items are parsed from published few-shot prompts. Few-shot examples come
+from the same items, so `few_shot` leaves out the question itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def few_shot(
 ) -> list[MMLUItem]:
     """Return up to `shots` of the `items` with the same subject and another question.
 
-    The seed and the item choose them.
+    The seed and the item determine the choice.
     """
     others = [one for one in items if one.subject == item.subject and one.question != item.question]
     Random(f"{seed} {item.id}").shuffle(others)
@@ -98,7 +98,11 @@ def _english() -> tuple[MMLUItem, ...]:
 
 
 def parse(subject: str, index: int, text: str) -> MMLUItem:
-    """Parse `question\n(A) … (B) … (C) … (D) …\nA: rationale. The answer is (B).`"""
+    """Parse one item of a few-shot prompt.
+
+    The text is the question, then "(A) … (B) … (C) … (D) …", and then a line such as
+    "A: rationale. The answer is (B)."
+    """
     asked, _, rationale = text.partition("\nA: ")
     question, *choices = (part.strip() for part in re.split(r"\([A-E]\)\s", asked))
     letter = re.search(r"[Tt]he answer is \(([A-D])\)", rationale)

@@ -1,7 +1,7 @@
 """Provide prompts to train a draft on: chat, openings of functions, and code to edit.
 
-A draft learns to predict the target's answers, so the variety of the prompts limits what
-it can learn. None of the prompts is used in an evaluation.
+A draft learns to predict the target's answers, so the variety of the prompts limits
+what it can learn. None of the prompts is used in an evaluation.
 
 - Chat prompts combine wordings with topics: about 15,000 combinations
   (data/training_prompts.json).
@@ -35,7 +35,9 @@ def training_prompts(kind: str, count: int, seed: int = 0) -> list[Prompt]:
     on one Python version. Raises BadRequest if there is no such kind.
     """
     if kind not in ("chat", "code", "edit", "functions"):
-        raise BadRequest(f"There is no kind {kind!r}; choose from chat, code, edit, functions.")
+        raise BadRequest(
+            f"There are no prompts of kind {kind!r}; choose chat, code, edit or functions."
+        )
     random = Random(f"{kind} {seed}")
     if kind == "chat":
         return [Prompt(kind, text) for text in islice(_chat(random), count)]
@@ -61,7 +63,10 @@ def _lists() -> dict:
 
 
 def _chat(random: Random) -> Iterator[str]:
-    """Yield messages, each once. A family's weight is the root of its combinations."""
+    """Yield different messages.
+
+    The weight of a family of wordings is the square root of its number of combinations.
+    """
     fill, wordings = _lists()["fill"], _lists()["chat"]
     weights = {kind: (len(texts) * len(fill[kind])) ** 0.5 for kind, texts in wordings.items()}
     yielded: set[str] = set()
@@ -76,7 +81,7 @@ def _chat(random: Random) -> Iterator[str]:
 
 @cache
 def _library_functions(methods: bool = False) -> tuple[tuple[str, str], ...]:
-    """Return (opening with docstring, whole function) of short functions of the library."""
+    """Return (opening with docstring, whole function) of each short library function."""
     functions = []
     for document in documents("code", "training"):
         try:

@@ -5,8 +5,8 @@ out (block influence, ShortGPT, Men et al. 2024):
 
     influence(layer) = 1 - mean over tokens of cos(vector before, vector after)
 
-Without training, the remaining model is of no use. Trained on the target's answers, it is
-a draft or a small model. A draft step then costs kept / all layers, plus the head.
+Without training, the remaining model is of no use. Trained on the target's answers, it
+is a draft or a small model. A draft step then costs kept / all layers, plus the head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from labkit.speculate.layer_skip import without_layers
 
 @torch.no_grad()
 def influence(target: Decoder, sequences: Sequence[Tensor]) -> list[float]:
-    """Return the influence of each layer of a plain decoder over `sequences` of tokens [T].
+    """Return the influence of each layer of a plain decoder.
 
-    The first token of each sequence is left out.
+    It is measured over `sequences` of tokens [T]. The first token of each sequence is
+    left out.
     """
     turned, hooks = [0.0] * len(target.layers), []
     for i, layer in enumerate(target.layers):
@@ -52,9 +53,10 @@ def influence(target: Decoder, sequences: Sequence[Tensor]) -> list[float]:
 def pruned(target: Decoder, keep: int, influences: Sequence[float]) -> Decoder:
     """Return a model of the `keep` layers with the largest influence.
 
-    The layers are copies. The embedding and the head are shared with the target. The first
-    and the last layer always stay, because no other layer reads the embedding or writes for
-    the head. Raises BadRequest if `keep` is not from 2 to the number of layers.
+    The layers are copies. The embedding and the head are shared with the target. The
+    first and the last layer always stay, because no other layer reads the embedding or
+    writes for the head. Raises BadRequest if `keep` is not from 2 to the number of
+    layers.
     """
     L = target.config.num_layers
     if not 2 <= keep <= L:
