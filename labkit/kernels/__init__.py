@@ -1,1 +1,1 @@
-"""Implementations of operations: a plain one (the oracle) and faster ones."""
+"""Implementations of operations: a plain one as the reference, and faster ones."""

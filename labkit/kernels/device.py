@@ -12,14 +12,17 @@ def check_device(device: str | torch.device) -> None:
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
-        raise BadRequest(f"There is no device {device!r}; choose cpu, cuda or mps.") from None
+        raise BadRequest(f"Device {device!r} is not known; choose cpu, cuda or mps.") from None
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(kind, True):
         raise BadRequest(f"PyTorch finds no device {device} on this machine; choose cpu.")
 
 
 def synchronize(device: str | torch.device = "cpu") -> None:
-    """Wait until `device` has finished. Raises BadRequest if it cannot be timed."""
+    """Wait until `device` has finished its work.
+
+    Raises BadRequest for a device other than cpu, cuda and mps.
+    """
     kind = str(device).split(":")[0]
     if kind == "cuda":
         torch.cuda.synchronize(device)

@@ -1,10 +1,10 @@
-"""Allocate weights and caches, which every step reads completely, on huge pages.
+"""Allocate weights and caches on huge pages, because each step reads all of them.
 
-A page of 4 KiB needs an address look-up every 64 cache lines, and the processor's
-prefetching stops at its end. On a virtual machine of two cores one thread read 21 GB/s
-from ordinary pages and 33 GB/s from huge ones (2 MiB). Linux provides huge pages on
-request. On other systems, and for less than 4 MiB, pages are ordinary. Memory is
-allocated only when it is written to.
+With pages of 4 KiB, the processor looks up an address every 64 cache lines, and stops
+prefetching at the end of each page. On a virtual machine with two cores, one thread read
+21 GB/s from ordinary pages and 33 GB/s from huge pages (2 MiB). Linux provides huge pages
+on request. On other systems, and for less than 4 MiB, pages are ordinary. The system
+provides the memory only when it is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ HUGE_PAGE = 2**21
 
 
 def zeros(numbers: int, dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
-    """Return zeros in a storage of exactly their size, even in inference mode."""
+    """Return a vector of zeros.
+
+    Its storage has exactly its size. It is an ordinary tensor, also in inference mode.
+    """
     size = numbers * dtype.itemsize
     small = size < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE")
     with torch.inference_mode(False), torch.no_grad():
@@ -34,9 +37,9 @@ def zeros(numbers: int, dtype: torch.dtype, device: str | torch.device = "cpu") 
 
 
 def give_back() -> None:
-    """Return freed memory to the system if the C library can (glibc).
+    """Return freed memory to the system, if the C library is able to (glibc).
 
-    After packing, the freed memory is almost as large as a small model.
+    After packing, this is almost as much memory as a small model needs.
     """
     with suppress(AttributeError, OSError, TypeError):  # no malloc_trim in this C library
         ctypes.CDLL(None).malloc_trim(0)

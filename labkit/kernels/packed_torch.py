@@ -5,14 +5,14 @@
 
     w[n, k] = (code[n, k] - 8) * scale[n, k // G] + middle[n, k // G]      G in 32, 64, 128, 256
 
-Every 4-bit integer format of labkit can be written in this form: a zero point z gives
-middle = (8 - z) * scale, a minimum gives minimum + 8 * scale, a symmetric grid gives 0,
-and a channel repeats its scale for each group.
+Each 4-bit integer format of labkit can be written in this form. With a zero point z,
+middle is (8 - z) * scale. With a minimum, it is minimum + 8 * scale. On a symmetric grid
+it is 0. A format by channel repeats its scale for each group.
 
-Loss against `Plain`: activations and outputs are rounded to bfloat16 (2^-8 of each
-value). In Int4Pack scale and middle are rounded to bfloat16 as well, so a weight moves
-by at most 2^-8 of 8 * scale + |middle|, about 6 % of a step at worst. With float32
-scales the CPU operator is fifty times slower.
+Loss compared with `Plain`: activations and outputs are rounded to bfloat16 (2^-8 of each
+value). Int4Pack also rounds scale and middle to bfloat16, so a weight changes by at most
+2^-8 of 8 * scale + |middle|, in the worst case about 6 % of a step. With float32 scales
+the CPU operator is fifty times slower.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ INT4_GROUPS = (256, 128, 64, 32)  # group sizes of the INT4 operator
 class Int8Pack(PackedWeight):
     """Codes int8 [N, K] and one bfloat16 scale per row [N]: the format's own bytes.
 
-    The CPU operator reads 16 codes at a time from addresses that are multiples of 16
-    and checks neither. Other row lengths give wrong numbers or crash the process, and
-    tensors of a mapped file may start at any address.
+    The CPU operator reads 16 codes at a time, from addresses that are multiples of 16,
+    but does not check this. Other row lengths give wrong numbers or crash the process.
+    Tensors in a mapped file can start at any address and are copied if necessary.
     """
 
     few = 20  # measured: unpacking costs as much as 20 rows
@@ -45,10 +45,10 @@ class Int8Pack(PackedWeight):
     scale: Tensor
 
     def __init__(self, quantized: QuantizedTensor):
-        codes, scale = quantized.codes, quantized.grid.scale.view(-1)
-        codes = codes if codes.data_ptr() % INT8_STEP == 0 else codes.clone()
         super().__init__(quantized)
-        self._store(codes=codes, scale=scale)
+        codes = quantized.codes
+        codes = codes.clone() if codes.data_ptr() % INT8_STEP else codes
+        self._store(codes=codes, scale=quantized.grid.scale.view(-1))
 
     @classmethod
     def supports(cls, format: NumberFormat, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -71,7 +71,7 @@ class Int8Pack(PackedWeight):
 
 @cache
 def _has_int8_operator(device: str) -> bool:
-    """Return whether PyTorch has the INT8 operator; on CUDA only newer releases do."""
+    """Return True if PyTorch has the INT8 operator; on CUDA only newer releases have it."""
     name = "_weight_int8pack_mm"
     return hasattr(torch.ops.aten, name) and (
         device != "CUDA" or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", device)
@@ -81,10 +81,10 @@ def _has_int8_operator(device: str) -> bool:
 class Int4Pack(PackedWeight):
     """INT4 codes, scales and middles in the layout of the operator.
 
-    Codes are uint8 [N/64, K, 32]; scale and middle are bfloat16 [K/G, N, 2]. The order
-    of the codes was found by packing known codes (`layout_is_known`): rows in blocks of
-    64; byte j of column k has row j in its low nibble and row j + 32 in its high one.
-    The stored format is `int4_g<G>_mid`, which `quantized` returns.
+    Codes are uint8 [N/64, K, 32]; scale and middle are bfloat16 [K/G, N, 2]. Rows form
+    blocks of 64. In a block, byte j of column k has row j in its low nibble and row j +
+    32 in its high nibble. PyTorch does not document this order; `layout_is_known` checks
+    it. `quantized` returns the stored format, `int4_g<G>_mid`.
     """
 
     few = 32  # measured: unpacking costs as much as 32 rows
@@ -95,8 +95,9 @@ class Int4Pack(PackedWeight):
         super().__init__(quantized)
         self.format, self.group = _stored_format(self.format, self.shape)
         codes, scale, middle = as_middle(quantized)
-        # The scale of a channel is repeated for all its groups.
-        repeat = self.shape[1] // self.group // scale.shape[1]
+        repeat = (
+            self.shape[1] // self.group // scale.shape[1]
+        )  # by channel: one scale for all groups
         scales = torch.stack([scale, middle], -1).repeat_interleave(repeat, 1)  # [N, K/G, 2]
         if codes.is_cuda:  # [N, K/2], the even column in the high nibble
             pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
@@ -124,7 +125,7 @@ class Int4Pack(PackedWeight):
 
     def unpacked(self) -> Tensor:
         (rows, length), group = self.shape, self.group
-        if self.codes.is_cuda:  # tensor-core order: multiply an identity to unpack it
+        if self.codes.is_cuda:  # in the order of tensor cores: multiply by an identity matrix
             return self.few_rows(torch.eye(length, dtype=torch.bfloat16, device=self.device)).t()
         blocks = self.codes.view(rows // 64, length, 32).transpose(0, 1)  # [K, N/64, 32]
         weight = torch.empty(length, rows // 64, 2, 32, dtype=torch.bfloat16)  # transposed
@@ -135,12 +136,10 @@ class Int4Pack(PackedWeight):
         return torch.addcmul(middle, weight, scale, out=weight).view(length, rows).t()
 
     def quantized(self) -> QuantizedTensor:
-        rows, length = self.shape
         if self.codes.is_cuda:
-            raise BadRequest("INT4 weights on CUDA cannot be read back; save the model on the CPU.")
-        blocks = self.codes.view(rows // 64, length, 32).transpose(1, 2)  # [N/64, 32, K]
-        codes = torch.stack([blocks & 15, blocks >> 4], 1).view(rows, length)
+            raise BadRequest("INT4 codes cannot be read on CUDA; save the model on the CPU.")
         scale, middle = (part.t().contiguous() for part in self.scales.unbind(-1))
+        codes = _row_major(self.codes, *self.shape)
         return QuantizedTensor(self.format, self.shape, codes, scale, middle)
 
 
@@ -155,8 +154,14 @@ def as_middle(quantized: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scale, offset if format.offset == "middle" else offset + 8 * scale
 
 
+def _row_major(codes: Tensor, rows: int, length: int) -> Tensor:
+    """Convert the CPU layout to codes [N, K]."""
+    blocks = codes.view(rows // 64, length, 32).transpose(1, 2)  # [N/64, 32, K]
+    return torch.stack([blocks & 15, blocks >> 4], 1).view(rows, length)
+
+
 def _group(format: NumberFormat, shape: tuple[int, ...]) -> int | None:
-    """The operator's group size (for a channel the longest that fits), or None."""
+    """Return the group size for the operator (by channel: the largest that fits), or None."""
     sizes = [size for size in INT4_GROUPS if shape[1] % size == 0]
     return next((size for size in sizes if format.group_size in (None, size)), None)
 
@@ -169,11 +174,10 @@ def _stored_format(format: NumberFormat, shape: tuple[int, ...]) -> tuple[Number
 
 @cache
 def layout_is_known() -> bool:
-    """Return whether PyTorch packs INT4 on this CPU in the order of `Int4Pack`."""
+    """Return True if PyTorch packs INT4 on this CPU in the order of `Int4Pack`."""
     codes = torch.arange(128 * 64, dtype=torch.int32).mul(7).remainder(16).view(128, 64)
     try:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     except (RuntimeError, AttributeError):
         return False
-    blocks = packed.view(2, 64, 32).transpose(1, 2)
-    return torch.equal(torch.stack([blocks & 15, blocks >> 4], 1).view(128, 64).int(), codes)
+    return torch.equal(_row_major(packed, 128, 64).int(), codes)

@@ -1,17 +1,17 @@
-"""The interface of packed kernels: a weight of a linear layer in a kernel's layout.
+"""Define the interface of packed weights: the weight of a linear layer in a kernel's layout.
 
-A packed weight multiplies (`matmul`), looks rows up (`rows`), returns the stored weight
-(`quantized`, `unpacked`) and has a `format` and `nbytes`. Its tensors are buffers, so
-they are moved, saved and counted with the model. `labkit.kernels.registry` chooses the
+A packed weight multiplies (`matmul`), looks up rows (`rows`), returns the stored weight
+(`quantized`, `unpacked`), and has a `format` and `nbytes`. Its tensors are buffers, so
+PyTorch moves, saves and counts them with the model. `labkit.kernels.registry` chooses the
 class.
 
-In decode a weight is read once and used once, so its bytes decide the time. Unpacking
-the whole matrix first would read and write far more bytes than packing saves. So
-products of 1 to `few` rows use the operator that reads the packed bits. For more rows
-(prefill) the weight is unpacked into a temporary bfloat16 matrix for one ordinary
-product; no second copy stays.
+In decode each weight is read once and used once, so its bytes decide the time. Unpacking
+the whole matrix first would read and write many more bytes than packing saves. Products
+of 1 to `few` rows therefore use an operator that reads the packed bits. For more rows
+(prefill), the weight is unpacked into a temporary bfloat16 matrix for one ordinary
+product.
 
-When it loses: above about 16 rows, time is limited by arithmetic, not by bytes.
+When it loses: above about 16 rows, arithmetic limits the time, not bytes.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class PackedWeight(nn.Module):
 
     @classmethod
     def supports(cls, format: NumberFormat, shape: tuple[int, ...], device: torch.device) -> bool:
-        """Return whether this kernel multiplies such a weight on `device`."""
+        """Return True if this kernel can multiply such a weight on `device`."""
         return True
 
     @classmethod
     def resident_nbytes(cls, format: NumberFormat, shape: tuple[int, ...]) -> int:
-        """Return the bytes that such a weight will take in this layout."""
+        """Return the bytes of such a weight in this layout."""
         return format.nbytes(shape)
 
     @classmethod
@@ -61,14 +61,12 @@ class PackedWeight(nn.Module):
         return cls(QuantizedTensor.from_packed(format, shape, packed))
 
     def packed(self) -> dict[str, Tensor]:
-        """Return the portable form of what is stored."""
+        """Return the stored weight in its portable form."""
         return self.quantized().packed()
 
     def quantized(self) -> QuantizedTensor:
-        """Return exactly what is stored."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not return its codes; use another kernel"
-        )
+        """Return the stored codes and scales, unchanged."""
+        raise NotImplementedError(f"{type(self).__name__} does not return its codes.")
 
     def unpacked(self) -> Tensor:
         """Return the weight [N, K], in bfloat16 or the dtype the kernel works in."""
@@ -84,7 +82,7 @@ class PackedWeight(nn.Module):
         return out if bias is None else out + bias
 
     def few_rows(self, flat: Tensor) -> Tensor:
-        """Multiply bfloat16 [M, K] -> [M, N] on the packed bits, for M up to `few`."""
+        """Multiply bfloat16 [M, K] -> [M, N] with the packed bits, for M up to `few`."""
         raise NotImplementedError
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -100,17 +98,17 @@ class PackedWeight(nn.Module):
         return next(self.buffers()).device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
-        """Move stored bits and never cast them: `model.float()` changes nothing."""
+        """Move the buffers, but keep their dtypes: `model.float()` changes nothing."""
         for name, tensor in self._buffers.items():
             if tensor is not None:
                 moved = fn(tensor)
-                kept = moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-                self._buffers[name] = kept
+                same = moved.dtype == tensor.dtype
+                self._buffers[name] = moved if same else tensor.to(moved.device)
         return self
 
 
 class PortableWeight(PackedWeight):
-    """A weight stored in the portable bytes of its format, as in a file."""
+    """A weight in the portable form of its format, as in a file."""
 
     codes: Tensor
     scale: Tensor
@@ -143,10 +141,10 @@ class PortableWeight(PackedWeight):
 
 
 class Plain(PortableWeight):
-    """Dequantize on each call, then multiply: the reference of all packed kernels.
+    """Dequantize on each call, then multiply; the reference for all packed kernels.
 
-    float32 activations are multiplied by float32 weights; bf16 and fp16 weights are not
-    converted.
+    The product has the dtype of the activations. For bf16 and fp16 weights, it has the
+    dtype of the weights.
     """
 
     fast = False

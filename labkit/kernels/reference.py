@@ -1,12 +1,12 @@
-"""Compute attention in the plain way: the oracle of every faster path.
+"""Compute attention in the plain way; tests compare every faster path with it.
 
     out[t] = sum over the keys s that t may see of softmax(q[t] . k[s] / sqrt(D)) * v[s]
 
 The query at position p sees the key at position s if s <= p, and s is within `window`
 (s > p - window) or among the first `sinks` positions. Query head h reads KV head h //
-(H / K), so each KV head serves G = H / K neighbouring query heads. Scores are [B, H, T,
-S] in full and in float32 at least, so memory is quadratic in length. Source: Vaswani et
-al., "Attention is all you need", 2017; grouped queries: Ainslie et al., "GQA", 2023.
+(H / K), so each KV head serves G = H / K neighbouring query heads. All scores [B, H, T, S]
+are in memory, in float32 or wider, so memory is quadratic in the length. Sources: Vaswani
+et al., "Attention is all you need", 2017; grouped queries: Ainslie et al., "GQA", 2023.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def attention(
 ) -> Tensor:
     """Compute q [B, H, T, D], k and v [B, K, S, D] -> [B, H, T, D] in q's dtype.
 
-    Positions are [T] or [B, T] and [S] or [B, S]. A slot without a key has a position
-    beyond every query. A query that sees no key gets zeros. For another scale than 1 /
-    sqrt(D), scale q first.
+    Positions are [T] or [B, T] and [S] or [B, S]. Give a slot without a key a position
+    after all queries. The result of a query that sees no key is zero. For a scale other
+    than 1 / sqrt(D), scale q first.
     """
     B, H, T, D = q.shape
     K, S = k.shape[1:3]

@@ -3,12 +3,11 @@
     torch     Int8Pack, Int4Pack: PyTorch's operators; TritonPack for other formats on CUDA
     native    NativePack: labkit's own kernels in C++, on CPUs, with activations in INT8
     plain     Plain: dequantize, then multiply; the reference, for every format
-    auto      torch, or plain with a warning if there is no operator for the format
+    auto      torch, or plain with a warning if torch has no operator for the format
 
-`auto` does not choose `native`: those weights stay on the CPU, and most of their speed
-comes from running the whole stack in one call
-(`labkit.model.native.decoder.accelerate`). A new kernel is a subclass of `PackedWeight`
-and one entry of `KERNELS`.
+`auto` does not choose `native`, because these weights stay on the CPU and are fastest in
+`labkit.model.native.decoder.accelerate`, which runs all layers in one call. To add a
+kernel, write a subclass of `PackedWeight` and add it to `KERNELS`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,8 @@ from labkit.kernels.packed_weight import PackedWeight, Plain
 
 Device = str | torch.device
 Shape = tuple[int, ...]
-KERNELS: dict[str, tuple[type[PackedWeight], ...]] = {
-    "auto": (Int8Pack, Int4Pack),
-    "torch": (Int8Pack, Int4Pack),
-    "native": (NativePack,),
-    "plain": (Plain,),
-}
+TORCH: tuple[type[PackedWeight], ...] = (Int8Pack, Int4Pack)
+KERNELS = {"auto": TORCH, "torch": TORCH, "native": (NativePack,), "plain": (Plain,)}
 
 
 def find_kernel(
@@ -41,11 +36,9 @@ def find_kernel(
 ) -> type[PackedWeight] | None:
     """Return the class of `kernels` for this format on `device`, or None."""
     if kernels not in KERNELS:
-        raise BadRequest(
-            f"There are no kernels named {kernels!r}; choose one of {', '.join(KERNELS)}."
-        )
+        raise BadRequest(f"Kernels {kernels!r} are not known; choose one of {', '.join(KERNELS)}.")
     device, classes = torch.device(device), KERNELS[kernels]
-    if Int8Pack in classes and device.type == "cuda" and importlib.util.find_spec("triton"):
+    if classes is TORCH and device.type == "cuda" and importlib.util.find_spec("triton"):
         from labkit.kernels.cuda.triton_packed import TritonPack
 
         classes = (*classes, TritonPack)
@@ -59,8 +52,7 @@ def choose_kernel(
     kernel = find_kernel(format, shape, device, kernels)
     if kernel is None and kernels != "auto":
         raise BadRequest(
-            f"The {kernels} kernels do not multiply {format} {shape} on {device}; "
-            "choose auto or plain."
+            f"The {kernels} kernels do not support {format} {shape} on {device}; choose auto or plain."
         )
     if kernel is None and format.kind != "float":
         warn_no_kernel(format.name, torch.device(device).type)
@@ -74,11 +66,10 @@ def pack_weight(quantized: QuantizedTensor, kernels: str = "auto") -> PackedWeig
 
 @cache
 def warn_no_kernel(name: str, device: str) -> None:
-    """Warn once per format and device."""
+    """Warn that a format is slow; once per format and device."""
     warnings.warn(
-        f"{name} has no packed kernel for its shapes on {device}. Its weights are small in "
-        "memory but unpacked on every call, slower than float32. int8_channel with rows of a "
-        "multiple of 16 weights and int4 groups of 32, 64, 128 or 256 have one.",
+        f"{name} has no packed kernel on {device}. Each call unpacks the weights, which is slower "
+        "than float32. For speed choose int8_channel, or int4 in groups of 32, 64, 128 or 256.",
         stacklevel=4,
     )
 
@@ -86,5 +77,5 @@ def warn_no_kernel(name: str, device: str) -> None:
 def resident_nbytes(
     format: NumberFormat, shape: Shape, device: Device = "cpu", kernels: str = "auto"
 ) -> int:
-    """Return the bytes that the packed layer will take in its kernel's layout."""
+    """Return the bytes of a weight in the layout of its kernel."""
     return (find_kernel(format, shape, device, kernels) or Plain).resident_nbytes(format, shape)

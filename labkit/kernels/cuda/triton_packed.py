@@ -3,17 +3,18 @@
     y[m, n] = sum over k of x[m, k] * (code[n, k] - zero) * scale[n, k // G] (+ minimum)
 
 This kernel serves the formats for which PyTorch has no operator. It reads the stored
-bytes as they are: code k of a row starts at bit k * bits, so it is in byte (k * bits)
-// 8 and possibly the next. Both are loaded, shifted and masked. One program handles
-BLOCK_N rows of W and up to 16 rows of x and walks along k, so each packed byte is
-fetched from memory once. The kernel adds no rounding to that of the format. An FP8 code
-(e4m3) is moved into the fields of a float16, whose exponent counts from 15 instead of
-7: the value is then too small by a factor of 256, also for subnormals. So the GPU needs
-no FP8 support.
+bytes: code k of a row starts at bit k * bits, so it is in byte (k * bits) // 8 and
+sometimes also in the next one. The kernel loads both bytes, shifts and masks. One program
+computes BLOCK_N rows of W for up to 16 rows of x, in steps along k, so it fetches each
+packed byte from memory once. The result has no rounding beyond that of the format.
 
-When it loses: above 16 rows, multiplying unpacked weights is faster (`PackedWeight`
-does that). For INT4 groups, PyTorch's own operator, whose layout fits tensor cores,
-should be faster. Neither has been measured.
+The bits of an FP8 code (e4m3) are moved into the fields of a float16. Its exponent has a
+bias of 15 instead of 7, so the value is too small by a factor of 256, also for
+subnormals. The GPU does not need FP8 instructions.
+
+When it loses: above 16 rows, unpacking the weights first is faster (`PackedWeight` does
+so). For INT4 groups, PyTorch's operator should be faster, because its layout fits tensor
+cores. Neither has been measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OFFSETS = {None: 0, "zero_point": 1, "minimum": 2, "middle": 3, "fp8": 4}
 
 @triton.jit
 def bits_at(pointer, row_bytes, index, bits: tl.constexpr, inside):
-    """Read codes `index` of the byte rows at `pointer`; a code may cross two bytes."""
+    """Read the codes `index` of rows of bytes; a code can cross two bytes."""
     byte, shift = index * bits // 8, index * bits % 8
     low = tl.load(pointer + byte, mask=inside, other=0).to(tl.int32)
     more = inside & (byte + 1 < row_bytes)
@@ -57,7 +58,7 @@ def multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Run one program: BLOCK_N rows of W, all of K, up to 16 rows of x."""
+    """Compute one program: BLOCK_N rows of W, the whole of K, up to 16 rows of x."""
     row_bytes, groups = (K * bits + 7) // 8, (K + group - 1) // group
     offset_bytes = (groups * bits + 7) // 8
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -90,11 +91,11 @@ def multiply(
 
 
 class TritonPack(PortableWeight):
-    """Codes, scales and offsets exactly as the format stores them."""
+    """A weight with codes, scales and offsets exactly as the format stores them."""
 
     @classmethod
     def supports(cls, format: NumberFormat, shape: tuple[int, ...], device: torch.device) -> bool:
-        """Return True for integer codes in groups or rows of a matrix, and for FP8."""
+        """Return True for integers and FP8 with scales per group or row of a matrix."""
         known = format.kind == "integer" or format.name == "fp8_e4m3"
         return known and format.sharing in ("group", "row") and len(shape) == 2
 

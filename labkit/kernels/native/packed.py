@@ -1,23 +1,27 @@
 """Store weights in the order in which the native kernels read them.
 
-A matrix [N, K] becomes blocks of 16 rows. In a block, per group of columns: 16 float16
-scales and 16 float16 offsets (minima, or minus the zero point), then per 32 columns the
-codes, 64 bytes for 16 rows x 4 columns. INT4: the low nibbles of line i hold columns
-4i.., the high ones 16 + 4i..; INT8: line i holds columns 4i..; bfloat16: columns 2i and
-2i + 1.
+A matrix [N, K] becomes blocks of 16 rows. A block stores, for each group of columns, 16
+float16 scales and 16 float16 offsets (minima, or minus the zero point). The codes of the
+group follow: per 32 columns, lines of 64 bytes, each with 4 bytes for each of the 16 rows.
+
+    INT4       4 lines; line i has columns 4i .. 4i + 3 in the low nibbles, and
+               16 + 4i .. 19 + 4i in the high ones
+    INT8       8 lines; line i has columns 4i .. 4i + 3
+    bfloat16   16 lines; line i has columns 2i and 2i + 1
 
     bytes = blocks * 16 rows * (K padded) * bits / 8 + 64 per group and block
-    (int4_g32_min: 5 bits per weight, the format's own)
+    (int4_g32_min: 5 bits per weight, as in the format itself)
 
-Symmetric codes are stored plus half their range (8 or 128), because `dot4` needs
-unsigned weights. Rows are padded to 16 and columns to 32 (or the group) with zeros.
-Packing is exact: `unpacked` returns the format's own numbers.
+Symmetric codes are stored plus half their range (8 or 128), because `dot4` needs unsigned
+weights. Rows are padded with zeros to a multiple of 16, and columns to a multiple of 32
+(or of the group). Packing is exact: `unpacked` returns the numbers of the format.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -30,23 +34,16 @@ from labkit.kernels.native.build import library
 from labkit.kernels.native.structures import Matrix
 from labkit.kernels.packed_weight import PackedWeight
 
-# The numbers are those in native.cpp. A symmetric format in groups has a zero point of
-# half its range.
-KINDS = [
-    (4, "row"),
-    (4, "minimum"),
-    (4, "zero_point"),
-    (8, "row"),
-    (8, "minimum"),
-    (8, "zero_point"),
-]
+# `enum Kind` in native.cpp, without bf16. A symmetric format in groups has a zero point of half
+# its range.
+KINDS = list(product((4, 8), ("row", "minimum", "zero_point")))
 
 
 def kind_of(format: str | NumberFormat) -> int | None:
-    """Return the number of the kernel for a format, or None if there is none.
+    """Return the number of the kernel for a format in C++, or None if there is none.
 
-    There are kernels for bf16, and for integers of 4 and 8 bits by row or by groups of
-    a multiple of 32.
+    Kernels exist for bf16, and for integers of 4 or 8 bits with scales per row, or per
+    group of a multiple of 32.
     """
     format = get_format(format)
     if format.name == "bf16":
@@ -61,7 +58,7 @@ def kind_of(format: str | NumberFormat) -> int | None:
 def padded(format: NumberFormat, shape: tuple[int, ...], pair: bool = False) -> tuple[int, int]:
     """Return the number of blocks of 16 rows and of groups of 32 columns.
 
-    A pair (gate and up) is padded half by half.
+    The two halves of a pair (gate and up) are padded separately.
     """
     (rows, cols), wide = shape, 1 + pair
     step = max(32, format.group_size or 32)
@@ -79,9 +76,9 @@ def block_nbytes(format: str | NumberFormat, shape: tuple[int, ...], pair: bool 
 class NativePack(PackedWeight):
     """A matrix in the layout of the native kernels.
 
-    pair: the rows are gate and up, whose blocks alternate.
-    bias: float [N], added by the kernel.
-    out: memory for the blocks (uint8); a model's matrices then lie in one piece.
+    `pair`: the rows are those of gate and then of up; their blocks alternate. `bias`:
+    float [N], added by the kernel. `out`: memory for the blocks (uint8), so that the
+    matrices of a model can be in one piece of memory.
     """
 
     dtype = torch.float32
@@ -101,8 +98,8 @@ class NativePack(PackedWeight):
         format, rows = self.format, self.shape[0]
         if kind_of(format) is None:
             raise BadRequest(
-                f"There are no native kernels for {format.name}, only for bf16, int8_channel, "
-                "int4_channel and INT4 or INT8 in groups of a multiple of 32; use PyTorch's kernels."
+                f"Native kernels do not support {format.name}; choose bf16, int8_channel, "
+                "int4_channel, or INT4 or INT8 in groups of a multiple of 32."
             )
         self.pair = pair
         blocks, groups = padded(format, self.shape, pair)
@@ -119,7 +116,7 @@ class NativePack(PackedWeight):
         self._describe()
 
     def _describe(self) -> None:
-        """Set `struct`, which tells the C++ code the addresses of the buffers."""
+        """Set `struct`, which has the addresses of the buffers for the C++ code."""
         tensors = (self.blocks, self.scale, self.bias)
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
         groups, per = padded(self.format, self.shape)[1], (self.format.group_size or 32) // 32
@@ -143,20 +140,15 @@ class NativePack(PackedWeight):
         return block_nbytes(format, shape) + scales
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., K] -> [..., N] in x's dtype, computed in float32.
+        """Multiply x [..., K] -> [..., N] in x's dtype; sums are in float32.
 
-        For integer formats, activations are rounded to INT8 in groups of 32; for bf16
-        they are not rounded.
+        For integer formats, activations are rounded to INT8 in groups of 32.
         """
         flat = x.reshape(-1, self.shape[1]).float().contiguous()
         out = torch.empty(flat.shape[0], self.shape[0])
-        struct, threads = ctypes.byref(self.struct), torch.get_num_threads()
-        if flat.shape[0] and library().lk_linear(
-            struct, flat.data_ptr(), out.data_ptr(), flat.shape[0], threads
-        ):
-            raise MemoryError(
-                "Not enough memory for the native product; free some or use fewer rows."
-            )
+        call = (ctypes.byref(self.struct), flat.data_ptr(), out.data_ptr(), flat.shape[0])
+        if flat.shape[0] and library().lk_linear(*call, torch.get_num_threads()):
+            raise MemoryError("There is not enough memory for the product; use fewer rows.")
         out = out.view(*x.shape[:-1], self.shape[0]).to(x.dtype)
         return out if bias is None else out + bias
 
@@ -168,13 +160,12 @@ class NativePack(PackedWeight):
 
     def _rows(self, index: Tensor) -> Tensor:
         """Return rows by their index in the blocks, float32 [M, K]."""
-        out = torch.empty(index.numel(), self.shape[1])
-        struct = ctypes.byref(self.struct)
+        out, struct = torch.empty(index.numel(), self.shape[1]), ctypes.byref(self.struct)
         library().lk_rows(struct, index.data_ptr(), out.data_ptr(), index.numel())
         return out
 
     def unpacked(self) -> Tensor:
-        """Return the weight, float32 [N, K], with exactly the numbers of the format."""
+        """Return the weight in float32 [N, K], exactly as the format represents it."""
         index = torch.arange(self.shape[0])
         if self.pair:  # blocks of gate and up alternate
             row = index % (self.shape[0] // 2)
@@ -185,14 +176,13 @@ class NativePack(PackedWeight):
         device = fn(torch.empty(0)).device
         if device.type != "cpu":
             raise BadRequest(
-                f"Native kernels run on the CPU and their weights cannot move to {device}; "
-                "load the plain model there."
+                f"Weights of native kernels stay on the CPU; load the plain model on {device}."
             )
         return self
 
 
 def _by_blocks(rows: Tensor, blocks: int, pair: bool) -> Tensor:
-    """Split [N, X] into [blocks, 16, X], zero-padded; halves of a pair alternate."""
+    """Split [N, X] into [blocks, 16, X], padded with zeros; the blocks of a pair alternate."""
     halves = rows.view(1 + pair, -1, rows.shape[1])
     missing = blocks * 16 // (1 + pair) - halves.shape[1]
     halves = F.pad(halves, (0, 0, 0, missing)).unflatten(1, (-1, 16))
@@ -200,13 +190,12 @@ def _by_blocks(rows: Tensor, blocks: int, pair: bool) -> Tensor:
 
 
 def _blocks(quantized: QuantizedTensor, blocks: int, groups: int, pair: bool) -> Tensor:
-    """Return the bytes, uint8 [blocks, bytes of a block]."""
+    """Return the packed weight, uint8 [blocks, bytes per block]."""
     format, codes, half = quantized.format, quantized.codes, 1 << (quantized.format.bits - 1)
     if format.kind == "integer" and format.symmetric:
         codes = (codes ^ -half).view(torch.uint8) & (2 * half - 1)  # code + half, without widening
     columns = F.pad(_by_blocks(codes, blocks, pair), (0, groups * 32 - codes.shape[1]))
-    # Per 64 bytes: 16 rows x 4 bytes of neighbouring columns, [blocks, groups, line,
-    # row, column].
+    # A line of 64 bytes has 16 rows x 4 bytes: [blocks, groups, line, row, column].
     per_line = 4 // codes.itemsize
     lines = columns.view(blocks, 16, groups, -1, per_line).permute(0, 2, 3, 1, 4)
     if format.bits == 4:

@@ -1,4 +1,4 @@
-"""The structures that Python passes to the C++ kernels."""
+"""Define the structures that Python passes to the C++ kernels."""
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 

@@ -1,14 +1,13 @@
-"""Compute attention of a few tokens per row over keys and values in blocks, on CPUs.
+"""Compute attention on CPUs for a few tokens per row, with keys and values in blocks.
 
     table_attention(queries [B, H, T, D], keys, values, Rows(starts, counts, tables))
 
-Token s of row b is slot s % size of block tables[b][s // size]. A contiguous cache is
-the special case of one block per row. `keys` and `values` are {"numbers": [blocks, K,
-size, D]} in float32 or bfloat16, or INT8 {"codes", "scale", "minimum"} with a bfloat16
-scale and minimum per token. The kernel reads codes directly and applies a scale once
-per score. PyTorch's operators would write a float per code to memory and read it back.
-When it loses: many tokens per row (a prefill), for which one gather or conversion
-serves all tokens.
+Token s of row b is in slot s % size of block tables[b][s // size]. A contiguous cache has
+one block per row. `keys` and `values` are {"numbers": [blocks, K, size, D]} in float32 or
+bfloat16, or INT8 {"codes", "scale", "minimum"} with a bfloat16 scale and minimum per
+token. The kernel reads the codes directly and applies a scale once per score. PyTorch's
+operators would write a float per code to memory and read it again. When it loses: with
+many tokens per row (a prefill), because one conversion then serves all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ MOST_QUERIES = 16  # tokens per row
 
 
 class Rows:
-    """The location of the tokens of each row, computed once per pass.
+    """Where the tokens of each row are; made once per pass.
 
-    Row b's new tokens are at positions starts[b] to starts[b] + counts[b] - 1. Without
-    `tables` [B, n], each row is one block.
+    The new tokens of row b have the positions starts[b] to starts[b] + counts[b] - 1.
+    Without `tables` [B, n], each row is one block.
     """
 
     def __init__(self, starts: Sequence[int], counts: Sequence[int], tables: Tensor | None = None):
@@ -44,9 +43,8 @@ def _kind(side: Mapping[str, Tensor], D: int) -> int | None:
         return {torch.float32: 0, torch.bfloat16: 1}.get(side["numbers"].dtype)
     if set(side) != {"codes", "scale", "minimum"} or side["codes"].shape[-1] != D:
         return None
-    scales = side["scale"], side["minimum"]
-    by_token = all(t.shape[-1] == 1 and t.dtype == torch.bfloat16 for t in scales)
-    return 2 if by_token else None
+    scales = (side["scale"], side["minimum"])
+    return 2 if all(t.shape[-1] == 1 and t.dtype == torch.bfloat16 for t in scales) else None
 
 
 def table_attention(
@@ -60,10 +58,10 @@ def table_attention(
 ) -> Tensor | None:
     """Return the attention [B, H, T, D], or None if the kernel does not support it.
 
-    Each token sees itself and the tokens before it, within `window` or among the first
-    `sinks`; tokens from counts[b] on get zeros. Sums are in float32. The result is None
-    if there are no native kernels, for another device or format, or for more than
-    MOST_QUERIES tokens per row.
+    Each token sees itself and the earlier tokens that are within `window` or among the
+    first `sinks`. The result of tokens from counts[b] on is zero. Sums are in float32.
+    Returns None if there are no native kernels, for another device or format, and for
+    more than MOST_QUERIES tokens per row.
     """
     B, H, T, D = queries.shape
     kind = _kind(keys, D) if queries.device.type == "cpu" and T <= MOST_QUERIES else None
@@ -81,9 +79,7 @@ def table_attention(
     (_, K, size, _), (starts, counts) = keys[names[0]].shape, rows.spans
     pointers = (rows.tables.data_ptr(), starts.data_ptr(), counts.data_ptr())
     shape = (B, K, H // K, T, D, size, rows.tables.shape[1])
-    threads = torch.get_num_threads()
-    call = Attention(
-        q.data_ptr(), out.data_ptr(), *sides, *pointers, *shape, window or 0, sinks, kind, threads
-    )
+    options = (window or 0, sinks, kind, torch.get_num_threads())
+    call = Attention(q.data_ptr(), out.data_ptr(), *sides, *pointers, *shape, *options)
     attend(ctypes.addressof(call))
     return out.to(queries.dtype)

@@ -200,5 +200,5 @@ def test_native_weights_are_packed_weights_like_any_other():
     assert torch.equal(twin(x), before) and not layer(x).any()
     with pytest.raises(BadRequest, match="CPU"):
         layer.to("meta")
-    with pytest.raises(BadRequest, match="native kernels do not multiply nvfp4"):
+    with pytest.raises(BadRequest, match="native kernels do not support nvfp4"):
         pack_weight(quantize(torch.randn(16, 64), "nvfp4"), "native")
