@@ -27,8 +27,10 @@ from labkit.kernels.packed_weight import PackedWeight, Plain
 
 Device = str | torch.device
 Shape = tuple[int, ...]
-TORCH: tuple[type[PackedWeight], ...] = (Int8Pack, Int4Pack)
-KERNELS = {"auto": TORCH, "torch": TORCH, "native": (NativePack,), "plain": (Plain,)}
+Classes = tuple[type[PackedWeight], ...]
+TORCH: Classes = (Int8Pack, Int4Pack)
+KERNELS: dict[str, Classes] = {"auto": TORCH, "torch": TORCH}
+KERNELS |= {"native": (NativePack,), "plain": (Plain,)}
 
 
 def find_kernel(

@@ -158,7 +158,7 @@ def _compile(target: Path, source: str, command: list[str], openmp: str | None) 
     """Compile one source; return the first line of an error, or an empty text."""
     # Link with torch's OpenMP library by its path: the loader finds it already loaded.
     link = [openmp] if openmp else ["-fopenmp"]
-    attempts = ((["-fopenmp"], link), (["-Xpreprocessor", "-fopenmp"], link), ([], []))
+    attempts = [(["-fopenmp"], link), (["-Xpreprocessor", "-fopenmp"], link), ([], [])]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = f"{scratch}/kernels.o", f"{scratch}/kernels.so"
         for compile_flags, link_flags in attempts:

@@ -1,4 +1,4 @@
-"""Decoding on CUDA: steps of fixed shape, the choice of dtype and kernel."""
+"""Decode on CUDA in steps of fixed shape; choose the dtype and the attention kernel."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def best_dtype(device: str | torch.device) -> torch.dtype:
-    """Return the dtype to compute in: float32, or on CUDA the fastest 16-bit float.
+    """Return the fastest float dtype on CUDA, and float32 on other devices.
 
-    On CUDA that is bfloat16 from compute capability 8.0 on, and float16 below (T4,
-    V100). `torch.cuda.is_bf16_supported()` is True on a T4, which emulates bfloat16
-    slowly.
+    On CUDA it is bfloat16 from compute capability 8.0 on, and float16 below (T4, V100).
+    `torch.cuda.is_bf16_supported()` does not tell: it is True on a T4, which emulates
+    bfloat16 slowly.
     """
     kind = torch.device(device)
     if kind.type != "cuda":

@@ -1,15 +1,15 @@
 """A KV cache whose decode steps have the same shapes at every length.
 
-A CUDA graph replays recorded work, and nothing in it may depend on a number that only
-Python knows. Inside `fixed`, the length of each row is therefore a number on the device
-(`at`). The new key goes to slot `at`, and attention runs over the first `span` slots
-with the mask slot <= at. Outside `fixed` the cache is a contiguous cache with all slots
+A CUDA graph replays recorded work, so the work must not depend on a number that only
+Python has. Inside `fixed`, the length of each row is therefore a number on the device
+(`at`). The new key goes into slot `at`, and attention reads the first `span` slots with
+the mask slot <= at. Outside `fixed` the cache is a contiguous cache whose slots are all
 allocated.
 
     bytes read per step = rows * span * bytes per token    (span >= the longest row)
 
-When it loses: the span - length slots after the last token are read for nothing, and
-without a graph the mask is work that a contiguous cache does not have.
+When it loses: a step also reads the span - length slots after the last token, and it
+needs a mask, which a contiguous cache does not. Without a graph it is therefore slower.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from labkit.errors import BadRequest
 
 
 class StaticCache(ContiguousCache):
-    """`capacity` tokens per row, all allocated.
+    """A contiguous cache of `capacity` tokens per row, all allocated.
 
-    In `fixed` steps every row gets exactly one token.
+    In `fixed` steps every row gets exactly one token. Raises BadRequest without a
+    capacity.
     """
 
     stores_latents = shares_layers = False
@@ -37,20 +38,18 @@ class StaticCache(ContiguousCache):
     def __init__(self, *sizes: Any, **named: Any):
         super().__init__(*sizes, **named)
         if self.capacity is None:
-            raise BadRequest(
-                "A static cache needs a capacity; give the maximum number of tokens per row."
-            )
+            raise BadRequest("capacity is None; give the maximum number of tokens per row.")
         if self.slots < self.capacity:
             self._allocate(self.capacity)
-        with torch.inference_mode(False):  # where the next token goes
+        with torch.inference_mode(False):  # the slot of the next token, per row
             self.at = torch.zeros(self.batch, dtype=torch.long, device=self.device)
-        self.span: int | None = None  # None: not in fixed steps
+        self.span: int | None = None  # None: outside `fixed`
 
     @contextmanager
     def fixed(self, span: int) -> Iterator[None]:
         """Make each step in this block read `span` slots.
 
-        The caller advances `at` and calls `count` afterwards.
+        The caller adds 1 to `at` after each step, and calls `count` after the block.
         """
         self.at.copy_(torch.tensor(self.lengths, device=self.device))
         self.span = span
@@ -60,11 +59,11 @@ class StaticCache(ContiguousCache):
             self.span = None
 
     def count(self, steps: int) -> None:
-        """Add the fixed steps that have been run to the lengths."""
+        """Add the number of fixed steps to the length of each row."""
         self.lengths = tuple(length + steps for length in self.lengths)
 
     def in_memory(self) -> None:
-        """Return None: in fixed steps the length is a number on the device."""
+        """Return None, because in fixed steps the length is a number on the device."""
 
     def advance(self, num_tokens: int, counts: Sequence[int] | None = None) -> Tensor:
         if self.span is None:
@@ -84,14 +83,14 @@ class StaticCache(ContiguousCache):
             return super().attend(layer, queries, scale)
         spec, (B, H, _, D) = self.shape.layers[layer], queries.shape
         keys, values = self.keys[layer][:, :, : self.span], self.values[layer][:, :, : self.span]
-        # Put the query heads of a KV head on the token axis.
+        # The query heads of a KV head take the place of tokens.
         folded = queries.reshape(B, spec.num_kv_heads, H // spec.num_kv_heads, D)
         mask = self._visible(spec.window, spec.sinks)
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         return out.reshape(B, H, 1, -1)
 
     def _visible(self, window: int | None, sinks: int) -> Tensor:
-        """Return the mask [B, 1, 1, span], made once per step and kind of layer."""
+        """Return the mask [B, 1, 1, span]; it is made once per step and kind of layer."""
         if (window, sinks) not in self._masks:
             slot, at = torch.arange(self.span, device=self.device), self.at[:, None]
             seen = slot <= at

@@ -1,17 +1,17 @@
-"""Decode in steps of fixed shape: on a GPU one recorded graph per step.
+"""Decode in steps of fixed shape, which a GPU runs as one recorded graph.
 
-At batch 1 a GPU reads the weights of a small model in less time than Python takes to
-launch its 600 kernels. A CUDA graph launches them at once: the whole step - embedding,
-layers, head, argmax, feeding the token and its position back - is recorded and replayed
-by one call, so the CPU neither computes nor waits between tokens.
+At batch 1, a GPU reads the weights of a small model in less time than Python needs to
+launch its 600 kernels. A CUDA graph launches them with one call. The graph has the whole
+step: embedding, layers, head, argmax, and writing the token and its position for the next
+step. The CPU does not compute or wait between tokens.
 
     fast = StaticDecoder(model, batch=1, capacity=2048)
     fast.generate([prompt], max_new_tokens=64)
 
-Steps read a `span` of slots: the smallest power of two that fits the longest row, one
-graph each, so at most twice the length is read. On a CPU the same steps run without a
-graph, which is slower than the plain decoder and serves as a test. When it loses: short
-answers, since recording takes a few steps per span.
+Each step reads a `span` of slots: the smallest power of two that is not below the length
+of the longest row, so at most twice this length. Each span has its own graph. On a CPU the
+same steps run without a graph; this is slower than the plain decoder and is for tests.
+When it loses: short answers, because recording takes the time of a few steps per span.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from labkit.errors import BadRequest
+from labkit.errors import BadRequest, whole_number
 from labkit.generate.row import Completion, Row
 from labkit.kernels.device import synchronize
 from labkit.lab.cuda.attention_backends import attention_times, backends
@@ -37,7 +37,8 @@ LEAST_SPAN, WARM_UP, LOOK = 128, 3, 16
 class StaticDecoder:
     """Decode greedily in steps of fixed shape.
 
-    Graphs are recorded on CUDA only. The attention kernel is the fastest one measured.
+    It records graphs on CUDA only. There it also measures which attention kernel is the
+    fastest, and uses that one.
     """
 
     def __init__(self, model: Decoder, batch: int = 1, capacity: int = 1024):
@@ -51,7 +52,7 @@ class StaticDecoder:
             self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.starts = (0,) * batch  # the length of each row's prompt
         self._recorded: dict[int, torch.cuda.CUDAGraph] = {}
-        # The table of rotations must exist, and stay where it is, before anything is recorded.
+        # A graph records addresses, so make the table of rotations before, and in full length.
         for rotary in filter(None, (model.rotary, model.local_rotary)):
             rotary(torch.zeros(1, 1, **new), (capacity,), model.dtype)
         self.backend = self._fastest() if self.graphs else None
@@ -66,16 +67,14 @@ class StaticDecoder:
     ) -> list[Completion]:
         """Continue prompts of token ids greedily, one per row.
 
-        `end_ids` as in `labkit.generate`.
+        `end_ids`: as in `labkit.generate`. `look`: the number of steps after which the
+        tokens are copied to the CPU. The CPU waits for the device only then, but a row
+        can compute up to `look` - 1 steps after its end.
 
-        The device runs ahead, and the tokens are read back once per `look` steps. So a
-        row that has ended computes up to `look` - 1 steps for nothing, and the CPU
-        waits only once per `look` steps.
+        Raises BadRequest if the rows do not fit, or if logits are not finite.
         """
-        if max_new_tokens < 1 or look < 1:
-            raise BadRequest(
-                f"max_new_tokens is {max_new_tokens} and look is {look}; give at least 1."
-            )
+        whole_number(max_new_tokens, "max_new_tokens", 1)
+        whole_number(look, "look", 1)
         self._span(max(map(len, prompts), default=0) + max_new_tokens - 1)  # raises if too long
         ends = frozenset(self.model.config.eos_ids if end_ids is None else end_ids)
         rows = [Row(i, tuple(prompt), max_new_tokens) for i, prompt in enumerate(prompts)]
@@ -98,11 +97,11 @@ class StaticDecoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Clear the cache, read the prompts and choose each row's first token."""
+        """Clear the cache, read the prompts, and choose the first token of each row."""
         if len(prompts) != self.cache.batch or not all(map(len, prompts)):
             raise BadRequest(
-                f"Prompts of {list(map(len, prompts))} tokens were given; give {self.cache.batch} "
-                "prompts of at least one token, or make a decoder for another batch."
+                f"The prompts have {list(map(len, prompts))} tokens; give {self.cache.batch} prompts "
+                "of at least one token."
             )
         self.cache.rewind(0)
         counts = [len(prompt) for prompt in prompts]
@@ -117,13 +116,11 @@ class StaticDecoder:
 
     @torch.inference_mode()
     def run(self, steps: int) -> None:
-        """Add `steps` tokens to every row. Returns before a GPU has computed them."""
+        """Add `steps` tokens to every row. On a GPU, return before they are computed."""
         while steps > 0:
             span = self._span(self.cache.length + 1)
             now = min(steps, span - self.cache.length)  # until a row needs a larger span
-            kernel = (
-                nullcontext() if self.backend is None else sdpa_kernel(backends()[self.backend])
-            )
+            kernel = sdpa_kernel(backends()[self.backend]) if self.backend else nullcontext()
             with kernel, self.cache.fixed(span):
                 replay = self._replay(span)
                 for _ in range(now):
@@ -132,9 +129,9 @@ class StaticDecoder:
             steps -= now
 
     def tokens(self, first: int, last: int) -> list[list[int]]:
-        """Return generated tokens first .. last - 1 of each row, from 0.
+        """Return the generated tokens first .. last - 1 of each row, counted from 0.
 
-        Waits for the device.
+        Waits for the device. Raises BadRequest if logits were not finite.
         """
         places = [range(start + first, start + last) for start in self.starts]
         tokens = self.text.gather(1, torch.tensor(places, device=self.device)).tolist()
@@ -148,7 +145,7 @@ class StaticDecoder:
         self._choose(logits)
 
     def _choose(self, logits: Tensor) -> None:
-        """Put each row's most likely token into the next input and the text."""
+        """Write the most likely token of each row into the next input and the text."""
         largest, best = logits.max(-1, keepdim=True)
         self.finite.logical_and_(largest.isfinite().all())
         self.token.copy_(best)
@@ -157,13 +154,13 @@ class StaticDecoder:
     def _span(self, length: int) -> int:
         if length > self.cache.capacity:
             raise BadRequest(
-                f"Prompt and answer need {length} slots and this decoder has "
-                f"{self.cache.capacity}; make one with a larger capacity."
+                f"Prompt and answer need {length} slots; make a decoder with more than its "
+                f"capacity of {self.cache.capacity}."
             )
         return min(self.cache.capacity, max(LEAST_SPAN, 1 << (length - 1).bit_length()))
 
     def _replay(self, span: int) -> Callable[[], None]:
-        """Return a function that runs one step: `_step`, or its recording."""
+        """Return a function that runs one step: `_step`, or the replay of its graph."""
         if not self.graphs:
             return self._step
         if span not in self._recorded:
@@ -171,9 +168,10 @@ class StaticDecoder:
         return self._recorded[span].replay
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Warm up on another stream (libraries set up at first use); record a step.
+        """Record a step, after a warm-up on another stream.
 
-        Restores the state that the warm-up changed.
+        Libraries set themselves up at their first use, which must not be recorded. The
+        state that the warm-up changes is restored.
         """
         state = [self.token, self.text, self.finite, self.cache.at]
         before = [tensor.clone() for tensor in state]
