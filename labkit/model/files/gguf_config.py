@@ -1,9 +1,9 @@
-"""The configuration of a model, from GGUF metadata.
+"""Read the configuration of a model from GGUF metadata.
 
-GGUF states the same numbers as a config.json under other keys. Some things are not stated
-but shown by the tensors: tied embeddings (no `output.weight`) and biases. Llama 3's rotary
-stretching is stored as its result, one divisor per frequency (`rope_freqs.weight`); the
-settings behind it are found by trying the published ones.
+GGUF has the numbers of a config.json under other keys. Two settings follow from the
+tensors in the file: tied embeddings (no `output.weight`) and biases. For Llama 3's RoPE,
+the file stores one divisor per frequency (`rope_freqs.weight`) and not the settings. This
+module tries the published settings until one gives these divisors.
 """
 
 from __future__ import annotations
@@ -21,30 +21,26 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral's files say "ll
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
-    """Return the configuration that metadata and tensors state; raises BadRequest for others."""
-    if file.architecture not in ARCHITECTURES:
+    """Return the configuration of the model in a file.
+
+    Raises BadRequest if the decoder does not support the architecture or its RoPE.
+    """
+    experts = file.get("{arch}.expert_count")
+    kind = "mixture of experts" if experts else file.architecture
+    if kind not in ARCHITECTURES:
         raise BadRequest(
-            f"{file.path.name} holds a model of architecture {file.architecture!r}: labkit.model "
-            f"reads GGUF files of {', '.join(ARCHITECTURES)} (Mistral included); labkit.lab.hf "
-            "runs other models through transformers."
-        )
-    if file.get("{arch}.expert_count", 0):
-        raise BadRequest(
-            f"{file.path.name} holds a mixture of experts, which labkit.model does not read from "
-            "GGUF; labkit.lab.hf runs the model's safetensors through transformers."
+            f"{file.path.name} is a {kind!r} model; labkit reads GGUF files of "
+            f"{', '.join(ARCHITECTURES)}. Run its safetensors with labkit.lab.hf."
         )
     shapes = file.shapes()
     vocab, hidden = shapes["token_embd.weight"]
     heads, layers = file.get("{arch}.attention.head_count"), file.get("{arch}.block_count")
     window = file.get("{arch}.attention.sliding_window")
-    head_dim = (
-        file.get("{arch}.attention.key_length")
-        or file.get("{arch}.rope.dimension_count")
-        or hidden // heads
-    )
-    ends = (file.get("tokenizer.ggml.eos_token_id"), file.get("tokenizer.ggml.eot_token_id"))
+    keys = ("{arch}.attention.key_length", "{arch}.rope.dimension_count")
+    head_dim = next(filter(None, map(file.get, keys)), hidden // heads)
+    ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     names = {"gemma3": "gemma3_text", "llama": "mistral" if window else "llama"}
-    # Gemma 3 27B, the one of 62 layers, scales queries by hidden / heads instead of head_dim.
+    # Only Gemma 3 27B has 62 layers. It uses hidden / heads in place of head_dim here.
     scalar = hidden // heads if layers == 62 else head_dim
     config = ModelConfig.from_hf(
         {
@@ -87,8 +83,8 @@ def _rope(file: GGUFFile, head_dim: int) -> RopeConfig:
             if torch.allclose(stretched, published.frequencies(head_dim)):
                 return published
         raise BadRequest(
-            f"{file.path.name} stretches its rotary frequencies in a way that no published "
-            "setting gives; take the checkpoint's safetensors folder."
+            f"{file.path.name} has RoPE divisors that match no published setting; "
+            "load the checkpoint's safetensors folder."
         )
     kind = file.get("{arch}.rope.scaling.type", "none")
     if kind == "none":

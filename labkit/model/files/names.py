@@ -1,9 +1,9 @@
-"""Where each tensor of a checkpoint goes, and back.
+"""Map the tensor names of a checkpoint to the decoder's parameters, and back.
 
-The hub's checkpoints keep q, k, v and gate, up apart; the decoder keeps them as rows of one
-matrix. This table gives, for each name of the hub, the parameter and its rows: for
-`model.layers.0.self_attn.k_proj.weight` it is `("layers.0.attention.qkv.weight", 64, 128)`.
-Loading, export and the transformers twin in the tests read it.
+A checkpoint stores q, k, v and gate, up as separate matrices. The decoder stores them as
+rows of one matrix. The table gives the parameter and its rows for each name of the hub.
+For `model.layers.0.self_attn.k_proj.weight` it is
+`Place("layers.0.attention.qkv.weight", slice(64, 128))`, for example.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from labkit.model.decoder import Decoder
 
 
 class Place(NamedTuple):
-    parameter: str
-    start: int | None = None  # rows of the parameter; None: all of it
-    stop: int | None = None
+    """A parameter of the decoder, and the rows of it that a tensor fills."""
 
-    def of(self, tensor: Tensor) -> Tensor:
-        return tensor if self.start is None else tensor[self.start : self.stop]
+    parameter: str
+    rows: slice = slice(None)
 
 
 def places(config: ModelConfig) -> dict[str, Place]:
-    """Hub name -> place, in the order of the decoder's layers. A tied head has no name of its own."""
+    """Return the place of every tensor of a checkpoint, by its name in the hub.
+
+    The order is that of the decoder's layers. Tied embeddings have no `lm_head.weight`.
+    Raises BadRequest for latent attention and for layers that share keys and values.
+    """
     if config.latent_dim is not None or config.kv_shared is not None:
         raise BadRequest(
-            "Latent attention and shared layers are switches of tiny models: no checkpoint holds such a llama."
+            "Only tiny models have latent attention or shared layers; no checkpoint stores them."
         )
-    q, kv, wide = config.q_size, config.kv_size, config.intermediate_size
-    rows = {  # module of the hub -> module of the decoder, its rows, has a bias
-        "self_attn.q_proj": ("attention.qkv", 0, q, config.qkv_bias),
-        "self_attn.k_proj": ("attention.qkv", q, q + kv, config.qkv_bias),
-        "self_attn.v_proj": ("attention.qkv", q + kv, q + 2 * kv, config.qkv_bias),
-        "self_attn.o_proj": ("attention.o", None, None, config.o_bias),
-        "mlp.gate_proj": ("mlp.gate_up", 0, wide, config.mlp_bias),
-        "mlp.up_proj": ("mlp.gate_up", wide, 2 * wide, config.mlp_bias),
-        "mlp.down_proj": ("mlp.down", None, None, config.mlp_bias),
-        "input_layernorm": ("attn_norm", None, None, False),
-        "post_attention_layernorm": ("mlp_norm", None, None, False),
+    q, kv, inner = config.q_size, config.kv_size, config.intermediate_size
+    linears = {  # module in the hub -> module of the decoder, its rows, whether it has a bias
+        "self_attn.q_proj": ("attention.qkv", slice(0, q), config.qkv_bias),
+        "self_attn.k_proj": ("attention.qkv", slice(q, q + kv), config.qkv_bias),
+        "self_attn.v_proj": ("attention.qkv", slice(q + kv, q + 2 * kv), config.qkv_bias),
+        "self_attn.o_proj": ("attention.o", slice(None), config.o_bias),
+        "mlp.gate_proj": ("mlp.gate_up", slice(0, inner), config.mlp_bias),
+        "mlp.up_proj": ("mlp.gate_up", slice(inner, 2 * inner), config.mlp_bias),
+        "mlp.down_proj": ("mlp.down", slice(None), config.mlp_bias),
     }
+    norms = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
     if config.is_gemma:
-        rows["post_attention_layernorm"] = ("attn_post_norm", None, None, False)
-        rows["pre_feedforward_layernorm"] = ("mlp_norm", None, None, False)
-        rows["post_feedforward_layernorm"] = ("mlp_post_norm", None, None, False)
+        norms["post_attention_layernorm"] = "attn_post_norm"
+        norms["pre_feedforward_layernorm"] = "mlp_norm"
+        norms["post_feedforward_layernorm"] = "mlp_post_norm"
     if config.qk_norm:
-        rows["self_attn.q_norm"] = ("attention.q_norm", None, None, False)
-        rows["self_attn.k_norm"] = ("attention.k_norm", None, None, False)
+        norms |= {f"self_attn.{one}_norm": f"attention.{one}_norm" for one in "qk"}
+    modules = linears | {name: (norm, slice(None), False) for name, norm in norms.items()}
     table = {"model.embed_tokens.weight": Place("embed_tokens.weight")}
     for i in range(config.num_layers):
-        for theirs, (ours, start, stop, bias) in rows.items():
-            for kind in ("weight", "bias") if bias else ("weight",):
-                table[f"model.layers.{i}.{theirs}.{kind}"] = Place(
-                    f"layers.{i}.{ours}.{kind}", start, stop
-                )
+        for name, (module, rows, bias) in modules.items():
+            for kind in ("weight", "bias")[: 1 + bias]:
+                place = Place(f"layers.{i}.{module}.{kind}", rows)
+                table[f"model.layers.{i}.{name}.{kind}"] = place
     table["model.norm.weight"] = Place("norm.weight")
     if not config.tie_embeddings:
         table["lm_head.weight"] = Place("head.weight")
@@ -68,44 +68,51 @@ def places(config: ModelConfig) -> dict[str, Place]:
 
 
 def fill(model: Decoder, tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
-    """Copy the named tensors of a checkpoint into the model's parameters, each once and all of them."""
-    table, parameters = places(model.config), dict(model.named_parameters())
-    missing = set(table)
+    """Copy the tensors of a checkpoint, with their names, into the model.
+
+    `source` names the checkpoint in errors. Raises BadRequest if a tensor is missing, is
+    not expected, has another shape or is not floating point.
+    """
+    weights = to_hf_state_dict(model)
+    missing = set(weights)
     with torch.no_grad():
         for name, tensor in tensors:
-            place = table.get(name)
-            if place is None:
+            if name not in weights:
+                # A copy of the tied embedding, or frequencies that the config gives.
                 if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
-                    continue  # a second copy of the tied embedding; frequencies follow from the configuration
+                    continue
                 raise BadRequest(
-                    f"{source} holds {name}, which its configuration ({model.config.architecture}) has no place for: "
-                    "the file and its configuration disagree."
+                    f"{source} has a tensor {name}, which a {model.config.architecture} with its "
+                    "config does not have; check that the files belong together."
                 )
-            target = place.of(parameters[place.parameter])
+            target = weights[name]
             if target.shape != tensor.shape:
                 raise BadRequest(
-                    f"{source} holds {name} with shape {list(tensor.shape)} where its configuration says "
-                    f"{list(target.shape)}: the file and its configuration disagree."
+                    f"{source} has {name} with shape {list(tensor.shape)}, but its config gives "
+                    f"{list(target.shape)}; check that the files belong together."
                 )
             if not tensor.is_floating_point():
                 raise BadRequest(
-                    f"{source} holds {name} as {str(tensor.dtype).removeprefix('torch.')}, codes of some quantised "
-                    "format: labkit.model reads plain floating-point weights."
+                    f"{source} stores {name} as {str(tensor.dtype).removeprefix('torch.')}; "
+                    "give a checkpoint with floating-point weights."
                 )
             target.copy_(tensor)
             missing.discard(name)
     if missing:
-        first = sorted(missing)[0]
         raise BadRequest(
-            f"{source} lacks {len(missing)} of the {len(table)} tensors that its configuration asks for, among them "
-            f"{first}: the file is incomplete or its configuration is another model's."
+            f"{source} lacks {len(missing)} of the {len(weights)} tensors that its config "
+            f"needs, for example {min(missing)}; fetch the checkpoint again."
         )
-    pages.give_back()  # the tensors as they were in the file
+    pages.give_back()  # frees the tensors as they were in the file
 
 
 def to_hf_state_dict(model: Decoder) -> dict[str, Tensor]:
-    """The model's weights under the hub's names: views, no copies. Plain linears only."""
+    """Return the model's weights under the hub's names, as views.
+
+    The model's layers must be plain linears.
+    """
     parameters = dict(model.named_parameters())
     return {
-        name: place.of(parameters[place.parameter]) for name, place in places(model.config).items()
+        name: parameters[parameter][rows]
+        for name, (parameter, rows) in places(model.config).items()
     }

@@ -1,18 +1,20 @@
-"""Quantized checkpoints: a folder that loads anywhere with bit-equal logits.
+"""Save and load quantized checkpoints.
 
-    save_quantized(model, "small", report)      what `labkit quantize` does
-    load("small")                               without the original, offline
+    save_quantized(model, "small", report)      # as `labkit quantize` does
+    load("small")                               # needs neither the original nor a network
 
-    config.json, tokenizer.json, tokenizer_config.json (chat template inside)
-    model.safetensors      packed codes and scales; the header says what they are
+The folder has these files. On every machine it gives the same logits, bit for bit.
 
-The header (the file's metadata) is readable without labkit: version, recipe, method,
-the name and revision of the source model, for each packed weight its format, shape and
-kernel, and a SHA-256 over everything stored. A format fixes its bytes, so the size is
-known before anything is written.
+    config.json, tokenizer.json, tokenizer_config.json (with the chat template)
+    model.safetensors      packed codes and scales, with a header that describes them
 
-`load_weights` fills a skeleton: a model of the same architecture, on the meta device if
-you like, whose weights are never read. Names and shapes must agree with it one by one.
+The header is the metadata of the safetensors file. It can be read without labkit. It gives
+the version, the recipe, the method, the name and revision of the source model, the format,
+shape and kernel of each packed weight, and a SHA-256 of everything that is stored. A format
+determines the number of bytes, so the size is known before anything is written.
+
+`load_weights` fills a model of the same architecture. It never reads the model's own
+weights, so the model may be on the meta device.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.files import publish, save_tensors
+from labkit.files import save_tensors
 from labkit.formats import get_format
 from labkit.kernels.packed_weight import PackedWeight, Plain
 from labkit.kernels.registry import choose_kernel
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
-from labkit.model.files.convert import save_description
+from labkit.model.files.convert import folder_in_progress, save_description
 from labkit.quant.inventory import QuantizationReport, kind_of
 from labkit.quant.linear import install
 from labkit.quant.w8a8 import W8A8Weight
@@ -49,7 +51,7 @@ Device = str | torch.device
 
 
 def save_quantized(model: Decoder, folder: str | Path, report: QuantizationReport) -> int:
-    """Write a quantized model as a folder; return the bytes of its weights file.
+    """Write a quantized model to a folder and return the size of its weights file in bytes.
 
     The folder appears when it is complete. Raises BadRequest if it exists and is not a
     checkpoint that labkit quantized.
@@ -64,16 +66,10 @@ def save_quantized(model: Decoder, folder: str | Path, report: QuantizationRepor
         "source": json.dumps(model.source),
     }
     mark = {"quant_method": "labkit", "recipe": report.recipe.name, "method": report.method}
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        scratch.mkdir(parents=True)
+    with folder_in_progress(folder) as scratch:
         size = save_weights(model, scratch / WEIGHTS, about)
         more = {"torch_dtype": "float32", "quantization_config": mark}
         save_description(scratch, model.config, model.tokenizer, more)
-        publish(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return size
 
 
@@ -84,9 +80,10 @@ def load_quantized(
     device: Device = "cpu",
     kernels: str | None = None,
 ) -> Decoder:
-    """Return the decoder of a `save_quantized` folder, without its tokenizer.
+    """Return the decoder in a folder that `save_quantized` wrote, without its tokenizer.
 
-    What is not packed (norms, biases) gets `dtype`. See `load_weights` for `kernels`.
+    Weights that are not packed (norms, biases) are converted to `dtype`. `kernels` is as in
+    `load_weights`.
     """
     with torch.device("meta"):
         model = Decoder(config)
@@ -99,7 +96,7 @@ def load_quantized(
 
 
 def is_quantized(folder: str | Path) -> bool:
-    """Return True for a folder that `save_quantized` wrote."""
+    """Return whether `save_quantized` wrote the folder."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         return config["quantization_config"]["quant_method"] == "labkit"
@@ -108,33 +105,38 @@ def is_quantized(folder: str | Path) -> bool:
 
 
 def check_folder(folder: str | Path, nbytes: int = 0) -> None:
-    """Raise if `nbytes` cannot be written to a folder of this name."""
+    """Check that a checkpoint of `nbytes` bytes can be written to a folder of this name.
+
+    Raises BadRequest if it cannot.
+    """
     folder = Path(folder)
     if folder.suffix == ".safetensors":
-        name = f"the name of a folder, such as {folder.stem}"
-        raise BadRequest(f"{folder} names a file; give {name}.")
+        raise BadRequest(
+            f"{folder} names a file; give the name of a folder, such as {folder.stem}."
+        )
     ours = is_quantized(folder) and {path.name for path in folder.iterdir()} <= FILES
     if (folder.exists() or folder.is_symlink()) and not ours:
-        text = f"{folder} exists and is not just a checkpoint that labkit quantized"
-        raise BadRequest(f"{text}, so it is not replaced; choose another name.")
+        raise BadRequest(
+            f"{folder} exists and is not a checkpoint that labkit quantized; choose another name."
+        )
     parent = next(path for path in folder.resolve().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        place = f"another place for {folder.name}"
-        raise BadRequest(f"{parent} is not a folder that can be written to; choose {place}.")
+        raise BadRequest(f"{parent} is not a folder that you can write to; choose another place.")
     if (free := shutil.disk_usage(parent).free) < nbytes:
-        text = f"{folder} will take {nbytes:,} B and {free:,} B are free"
-        raise BadRequest(f"{text}; choose another place.")
+        needs = f"{folder} needs {nbytes:,} B and {free:,} B are free"
+        raise BadRequest(f"{needs}; choose another place.")
 
 
 def save_weights(model: nn.Module, path: str | Path, about: dict[str, str] | None = None) -> int:
-    """Write the weights of any quantized model as one file; return its size in bytes.
+    """Write the weights of a quantized model to one file and return its size in bytes.
 
-    A weight that layers share is stored once. Raises BadRequest if nothing is packed.
+    The model may be any `nn.Module`. A weight that several layers share is stored once.
+    `about` goes into the header. Raises BadRequest if no layer is quantized.
     """
     tensors: dict[str, Tensor] = {}
     formats: dict[str, dict[str, Any]] = {}
-    stored: dict[int, str] = {}  # id of a weight -> the name it is stored under
-    packed: list[str] = []
+    stored: dict[int, str] = {}  # id of a weight -> the name under which it is stored
+    packed: list[str] = []  # prefixes of the names that packed modules have in the state dict
     for prefix, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, PackedWeight):
             continue
@@ -162,14 +164,15 @@ def load_weights(
 ) -> dict[str, Any]:
     """Fill `model` with the weights of a file and return the file's header.
 
-    `kernels`: "plain" keeps every weight as it lies in the file; None uses the kernel
-    that the file names. Raises BadRequest if the file is damaged or the architectures
-    differ.
+    kernels: "plain" keeps the layout of the file for every weight. None uses the kernel
+        that the file names for each weight.
+
+    Raises BadRequest if the file is damaged or was written from another architecture.
     """
     header = read_header(path)
     formats, tensors = header["formats"], dict(_read(path))
     if _digest(tensors, json.dumps(formats)) != header.get("sha256"):
-        raise BadRequest(f"{path} is damaged (its checksum differs); get or write it again.")
+        raise BadRequest(f"{path} is damaged (its checksum differs); write or fetch it again.")
     expected = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     tied = {name: first.setdefault(id(tensor), name) for name, tensor in expected.items()}
@@ -199,9 +202,9 @@ def load_weights(
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Return the header of a weights file, its `formats` as a dictionary.
+    """Return the header of a weights file, with `formats` as a dictionary.
 
-    Raises BadRequest if the file is something else or of another version.
+    Raises BadRequest if the file is not a quantized checkpoint of this version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -211,17 +214,17 @@ def read_header(path: str | Path) -> dict[str, Any]:
         if header.get("labkit") == KIND and header.get("version") == VERSION:
             return header | {"formats": json.loads(header["formats"])}
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise BadRequest(
-            f"{path} cannot be read ({error}); the file is damaged or something else."
-        ) from None
-    raise BadRequest(
-        f"{path} is not a quantized checkpoint of version {VERSION}, which this labkit reads; "
-        "write one with labkit quantize."
-    )
+        raise BadRequest(f"{path} cannot be read ({error}); write or fetch it again.") from None
+    needs = f"quantized checkpoint of version {VERSION}"
+    raise BadRequest(f"{path} is not a {needs}; write one with labkit quantize.")
 
 
 def _read(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Copy tensors one by one: an open mapping keeps all its pages resident."""
+    """Yield copies of the tensors of a file, by name.
+
+    The file is opened again for each tensor, because an open mapping keeps its pages in
+    memory.
+    """
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
@@ -233,7 +236,7 @@ def _read(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _digest(tensors: dict[str, Tensor], formats: str) -> str:
-    """Return the SHA-256 of formats, names, dtypes, shapes and bytes."""
+    """Return the SHA-256 of the formats and of every tensor's name, dtype, shape and bytes."""
     total = hashlib.sha256(formats.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -248,7 +251,7 @@ def _parts(tensors: dict[str, Tensor], name: str) -> list[str]:
 
 
 def _check_names(path, model: nn.Module, formats: dict, tensors: dict, tied: dict) -> None:
-    """Compare names and shapes with the skeleton; raise for the first that differs."""
+    """Raise BadRequest for the first weight whose name or shape differs from the model's."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
         if kind_of(module) == "conv1d":
@@ -262,6 +265,6 @@ def _check_names(path, model: nn.Module, formats: dict, tensors: dict, tied: dic
     for name in sorted({*expected, *stored}):
         if expected.get(name) != stored.get(name):
             raise BadRequest(
-                f"{path} has {name} as {stored.get(name, 'nothing')} and this model as "
-                f"{expected.get(name, 'nothing')}; the file was written from another architecture."
+                f"{path} has {name} with shape {stored.get(name)}, this model with "
+                f"{expected.get(name)}; the file was written from another architecture."
             )

@@ -90,7 +90,7 @@ def test_broken_checkpoints_are_refused_in_a_sentence(tmp_path):
         load_folder(folder)
     save_file(state | {"model.layers.1.self_attn.q_proj.bias": torch.zeros(32)}, path)
     with pytest.raises(
-        BadRequest, match=r"q_proj\.bias, which its configuration \(llama\) has no place for"
+        BadRequest, match=r"q_proj\.bias, which a llama with its config does not have"
     ):
         load_folder(folder)
     save_file(state, path)

@@ -315,7 +315,7 @@ def test_only_a_folder_that_labkit_wrote_and_nobody_added_to_is_replaced(tmp_pat
     (tmp_path / "full" / "config.json").write_text("{}")
     (tmp_path / "small" / "notes.txt").write_text("mine")
     for name in ("notes", "full", "small"):
-        with pytest.raises(BadRequest, match=f"{name} exists and is not just"):
+        with pytest.raises(BadRequest, match=f"{name} exists and is not a checkpoint"):
             save_quantized(model, tmp_path / name, report)
     assert (tmp_path / "small" / "notes.txt").read_text() == "mine"
     with pytest.raises(BadRequest, match="name of a folder, such as small"):

@@ -97,7 +97,7 @@ def test_impossible_switches_are_refused(change):
 
 def test_no_checkpoint_holds_them_so_none_is_read_or_written():
     for name in ("MLA", "shared"):
-        with pytest.raises(BadRequest, match="switches of tiny models"):
+        with pytest.raises(BadRequest, match="Only tiny models"):
             places(tiny_config(**SWITCHES[name][0]))
     for kind in ("windowed", "int8"):
         with pytest.raises(BadRequest, match="MLA"):
