@@ -1,13 +1,14 @@
 """Load a model from a folder, a GGUF file or the hub.
 
-    load("folder"), load("file.gguf"), load("small")    the last as `labkit quantize` wrote it
-    load("HuggingFaceTB/SmolLM2-360M-Instruct", revision="<commit>")    from the hub
+    load("folder")       # a checkpoint in the hub's format, or one that labkit quantized
+    load("file.gguf")
+    load("HuggingFaceTB/SmolLM2-360M-Instruct", revision="<commit>")
 
-Names such as "default" are resolved by `labkit.lab.stack.open`.
+`labkit.lab.stack.open` also accepts names such as "default".
 
-Each weight is copied once, from the mapped file to its place in the decoder, converted on
-the way, and unmapped before the next; two copies of the model never exist. Pickled weights
-are not read.
+Loading copies each weight once, from the mapped file to the decoder, and converts it on the
+way. Each weight is unmapped before the next is read, so memory never contains two copies of
+the model. labkit does not read pickled weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from labkit.files import read_json_object
 from labkit.kernels.device import check_device
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
-from labkit.model.files.names import fill, places
+from labkit.model.files.names import fill
 from labkit.model.files.quantized import is_quantized, load_quantized
 from labkit.model.tokenizer import Tokenizer
 
@@ -37,10 +38,16 @@ def load(
     known: str = "",
     kernels: str | None = None,
 ) -> Decoder:
-    """Return the decoder in a folder, a GGUF file or a hub id, in eval mode, without gradients.
+    """Return the decoder from a folder, a GGUF file or a hub id.
 
-    `known`: names that a caller resolves itself, listed in the error. `kernels`: of a quantized
-    folder; "plain" keeps its weights as they lie in the file. Raises BadRequest.
+    The decoder is in eval mode, without gradients.
+
+    source: a folder, the path of a .gguf file, or a hub id (owner/name).
+    revision: branch, tag or commit in the hub.
+    known: names that the caller handles itself, for the error.
+    kernels: as in `load_weights`, for a folder that labkit quantized.
+
+    Raises BadRequest if the source cannot be found or read.
     """
     check_device(device)
     path, name = Path(source), str(source)
@@ -56,8 +63,8 @@ def load(
         model.name, model.revision = name, revision
         return model
     raise BadRequest(
-        f"{name!r} is not a model that labkit knows{f' ({known})' if known else ''}, a folder, "
-        "a .gguf file or a hub id (owner/name); give one of those."
+        f"There is no model {name!r}; give {f'one of {known}, ' if known else ''}a folder, "
+        "a .gguf file or a hub id (owner/name)."
     )
 
 
@@ -68,7 +75,11 @@ def load_folder(
     device: str | torch.device = "cpu",
     kernels: str | None = None,
 ) -> Decoder:
-    """From config.json, *.safetensors (one file or shards with an index) and tokenizer.json (optional)."""
+    """Return the decoder in a folder in the hub's format.
+
+    The folder has config.json, model.safetensors (or shards with an index) and, optionally,
+    tokenizer.json. Raises BadRequest if a file is missing or damaged.
+    """
     folder = Path(folder)
     config = read_config(folder)
     if is_quantized(folder):
@@ -83,24 +94,30 @@ def load_folder(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the configuration of a checkpoint's folder. Raises BadRequest if there is none."""
+    """Return the configuration in a checkpoint's folder.
+
+    End and padding tokens of generation_config.json replace those of config.json, because
+    its list is more complete. Raises BadRequest if the folder has no valid config.json.
+    """
     if not (folder / "config.json").is_file():
-        raise BadRequest(
-            f"{folder} has no config.json: give the folder of a checkpoint in the hub's format."
-        )
-    said = read_json_object(folder / "config.json")
-    if (folder / "generation_config.json").is_file():  # its end tokens are the fuller list
-        generation = read_json_object(folder / "generation_config.json")
-        said |= {
-            k: v
-            for k, v in generation.items()
-            if k in ("eos_token_id", "pad_token_id") and v is not None
+        raise BadRequest(f"{folder} has no config.json; give a checkpoint in the hub's format.")
+    config = read_json_object(folder / "config.json")
+    if (path := folder / "generation_config.json").is_file():
+        generation = read_json_object(path)
+        config |= {
+            key: generation[key]
+            for key in ("eos_token_id", "pad_token_id")
+            if generation.get(key) is not None
         }
-    return ModelConfig.from_hf(said)
+    return ModelConfig.from_hf(config)
 
 
 def load_gguf(path: str | Path, *, dtype: torch.dtype = torch.float32, device="cpu") -> Decoder:
-    """Straight from the file, unpacking every weight (seconds); `convert_gguf` makes a folder that loads faster."""
+    """Return the decoder in a GGUF file.
+
+    This unpacks every weight, which takes seconds. `convert_gguf` makes a folder that loads
+    faster. Raises BadRequest if labkit cannot read the file.
+    """
     from labkit.model.files.gguf import GGUFFile
     from labkit.model.files.gguf_config import config_from_gguf
     from labkit.model.files.gguf_tokenizer import tokenizer_from_gguf
@@ -114,7 +131,10 @@ def load_gguf(path: str | Path, *, dtype: torch.dtype = torch.float32, device="c
 
 
 def empty(config: ModelConfig, dtype: torch.dtype = torch.float32, device="cpu") -> Decoder:
-    """A decoder whose weights are memory not yet written: nothing is initialised only to be overwritten."""
+    """Return a decoder with weights that are not initialized.
+
+    Raises BadRequest if the device has too little memory.
+    """
     check_device(device)
     with torch.device("meta"):
         model = Decoder(config)
@@ -126,8 +146,8 @@ def empty(config: ModelConfig, dtype: torch.dtype = torch.float32, device="cpu")
             raise
         size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         raise BadRequest(
-            f"the weights of this configuration need {size:,} bytes in {str(dtype).removeprefix('torch.')}, more than "
-            f"{device} has free: choose a smaller model or dtype."
+            f"The weights need {size:,} bytes in {str(dtype).removeprefix('torch.')}, more than "
+            f"{device} has free; choose a smaller model or dtype."
         ) from reason
     if config.tie_embeddings:
         model.head.weight = model.embed_tokens.weight
@@ -135,43 +155,33 @@ def empty(config: ModelConfig, dtype: torch.dtype = torch.float32, device="cpu")
 
 
 def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of a checkpoint; add the metadata of its files to the model."""
     from safetensors import SafetensorError, safe_open
 
-    index = folder / "model.safetensors.index.json"
+    shards, index = ["model.safetensors"], folder / "model.safetensors.index.json"
     if index.is_file():
-        listed = read_json_object(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(
-            isinstance(shard, str) for shard in listed.values()
-        ):
-            raise BadRequest(
-                f"{index} has no weight_map of tensors and their files: fetch it again."
-            )
-        shards = sorted(set(listed.values()))
-        if any(Path(shard).name != shard for shard in shards):
-            raise BadRequest(
-                f"{index} points outside of its folder: this checkpoint is not to be trusted."
-            )
-    else:
-        shards = ["model.safetensors"]
-    wanted = set(places(model.config))
+        files = read_json_object(index).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+            raise BadRequest(f"{index} has no weight_map of tensors to files; fetch it again.")
+        shards = sorted(set(files.values()))
     for shard in shards:
-        if not (folder / shard).is_file():
+        path = folder / shard
+        if path.parent != folder:
             raise BadRequest(
-                f"{folder} lacks {shard}: weights are read from safetensors only, fetch or convert them."
+                f"{index} names {shard}, outside its folder; do not use this checkpoint."
             )
+        if not path.is_file():
+            raise BadRequest(f"{folder} lacks {shard}; labkit reads weights from safetensors only.")
         try:
-            with safe_open(folder / shard, framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 model.source |= file.metadata() or {}
                 names = list(file.keys())
             for name in names:
-                if (
-                    name in wanted or name != "lm_head.weight"
-                ):  # a tied head stored again is not read
-                    # Opened anew for each tensor: pages of a mapping stay resident until it is closed.
-                    with safe_open(folder / shard, framework="pt") as file:
-                        tensor = file.get_tensor(name)
-                    yield name, tensor
+                # A mapping keeps its pages in memory until it is closed: open one per tensor.
+                with safe_open(path, framework="pt") as file:
+                    tensor = file.get_tensor(name)
+                yield name, tensor
         except SafetensorError as reason:
             raise BadRequest(
-                f"{folder / shard} is not a whole safetensors file ({reason}): fetch it again."
+                f"{path} is not a complete safetensors file ({reason}); fetch it again."
             ) from reason

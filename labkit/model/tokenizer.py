@@ -1,18 +1,19 @@
-"""Text to token ids and back, with exactly one BOS token if the checkpoint adds one.
+"""Convert text to token ids and back.
 
-The `tokenizers` library merges. This file makes the decisions around it:
+The `tokenizers` library does the merging. This module adds four rules:
 
-- BOS: `encode` adds one if the checkpoint does (its tokenizer_config, else the
-  post-processor of its tokenizer.json) and the text does not begin with it already. `chat`
-  does the same after the template, which may have written one itself.
-- Special tokens: `encode` reads them in the text ("<|im_end|>" becomes the token), as
-  prompts written by hand need. In `chat`, a message never becomes a control token: a user
-  cannot end their own turn and speak as the system.
-- Bytes: a token is some bytes, not always whole characters. `decode` joins the bytes and
-  reads them as UTF-8, with U+FFFD for what is not UTF-8. `StreamDecoder` returns only whole
-  characters, and its pieces join to what `decode` returns.
-- Chat templates come with the checkpoint, that is from strangers, so they run in Jinja's
-  sandbox: no attributes of Python objects, no changes to what they are given.
+- BOS: `encode` adds a BOS token if the checkpoint does and the text does not start with
+  one. tokenizer_config.json says whether the checkpoint does; if it does not say, the
+  post-processor in tokenizer.json decides. `chat` applies the same rule to the output of
+  the template, which may start with a BOS token itself.
+- Special tokens: `encode` converts special tokens in a text ("<|im_end|>" becomes one
+  token). Prompts that are written by hand need this. `chat` reads the messages as plain
+  text, so a user cannot end their turn and speak as the system.
+- Bytes: a token stands for bytes, and these may be part of a character. `decode` joins the
+  bytes and reads them as UTF-8. Bytes that are not UTF-8 become U+FFFD. `StreamDecoder`
+  returns only complete characters. Its pieces, joined, equal the result of `decode`.
+- Chat templates come with a checkpoint and are not trusted. They run in Jinja's sandbox,
+  without access to Python objects or changes to their input.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -32,7 +33,12 @@ from labkit.files import read_json_object
 
 
 class Tokenizer:
-    """A tokenizer and its special tokens; `named` maps bos_token, eos_token, ... to their text."""
+    """A tokenizer, its special tokens and its chat template.
+
+    `named` maps names of special tokens (bos_token, eos_token, ...) to their text. Raises
+    BadRequest if `add_bos` is set without a `bos_id`, or if labkit cannot decode this kind
+    of tokenizer.
+    """
 
     def __init__(
         self,
@@ -48,37 +54,36 @@ class Tokenizer:
         self.add_bos, self.chat_template = add_bos, chat_template
         self.named = {name: text for name, text in (named or {}).items() if text is not None}
         if add_bos and bos_id is None:
-            raise BadRequest(
-                "the tokenizer is to add a BOS token but none is named: say which, or do not add one."
-            )
+            raise BadRequest("The tokenizer adds a BOS token but has none; give its bos_id.")
         added = backend.get_added_tokens_decoder()
         self._added = {id: token.content.encode() for id, token in added.items()}
         self._special = {token.content: id for id, token in added.items() if token.special}
         self.special_ids = frozenset(self._special.values())
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self._style = _byte_style(backend)
+        self._to_bytes, self.drops_first_space = _byte_reader(backend)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_folder(
         cls, folder: str | Path, eos_ids: Sequence[int] = (), bos_id: int | None = None
     ) -> Tokenizer:
-        """Read tokenizer.json and tokenizer_config.json; `bos_id`, `eos_ids`: of the model's config."""
-        folder = Path(folder)
-        if not (folder / "tokenizer.json").is_file():
-            raise BadRequest(
-                f"{folder} has no tokenizer.json: save the tokenizer in that form (transformers does)."
-            )
+        """Read the tokenizer of a checkpoint from its folder.
+
+        `eos_ids` and `bos_id` come from the model's config. A BOS token that
+        tokenizer_config.json names replaces `bos_id`; an EOS token that it names is used if
+        `eos_ids` is empty. Raises BadRequest if tokenizer.json is missing or damaged.
+        """
+        path = Path(folder) / "tokenizer.json"
         try:
-            backend = Backend.from_file(str(folder / "tokenizer.json"))
-        except Exception as reason:  # the Rust library raises nothing narrower
+            backend = Backend.from_file(str(path))
+        except Exception as reason:  # the Rust library raises no narrower class
             raise BadRequest(
-                f"{folder / 'tokenizer.json'} is not a whole tokenizer ({reason}): fetch it again."
+                f"{path} cannot be read as a tokenizer ({reason}); fetch it again."
             ) from reason
-        path = folder / "tokenizer_config.json"
+        path = path.with_name("tokenizer_config.json")
         settings = read_json_object(path) if path.is_file() else {}
         named = {
-            key: _content(value)
+            key: value["content"] if isinstance(value, Mapping) else value
             for key, value in settings.items()
             if re.fullmatch("[a-z]+_token", key)
         }
@@ -88,12 +93,12 @@ class Tokenizer:
         if not eos_ids and eos is not None and (eos_id := backend.token_to_id(eos)) is not None:
             eos_ids = (eos_id,)
         add_bos = settings.get("add_bos_token")
-        if add_bos is None:  # not said, so what the post-processor does
+        if add_bos is None:  # the post-processor decides
             add_bos = bos_id is not None and backend.encode("").ids[:1] == [bos_id]
-        path, template = folder / "chat_template.jinja", settings.get("chat_template")
+        path, template = path.with_name("chat_template.jinja"), settings.get("chat_template")
         if path.is_file():
             template = path.read_text(encoding="utf-8")
-        if isinstance(template, list):  # several, by name
+        if isinstance(template, list):  # several templates with names
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         return cls(
             backend,
@@ -107,90 +112,75 @@ class Tokenizer:
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        add_bos: None does as the checkpoint states.
+        add_bos: whether to add a BOS token (None: as the checkpoint does).
         special: False reads special tokens such as "<|im_end|>" as plain text.
+
+        Raises BadRequest if a BOS token is to be added and the checkpoint has none.
         """
         return self._with_bos(self._ids(text, special), add_bos)
 
     def chat(
         self, messages: str | Sequence[Mapping], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the ids of a conversation (or one user message) in the checkpoint's chat template."""
+        """Return the token ids of a conversation in the checkpoint's chat template.
+
+        `messages` may be a text: one message of the user. Raises BadRequest if the
+        checkpoint has no chat template or its template raises an error.
+        """
         if self.chat_template is None:
-            raise BadRequest(
-                "this checkpoint has no chat template: pass the text itself (`--raw`)."
-            )
+            raise BadRequest("This checkpoint has no chat template; give plain text (`--raw`).")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if not self._forged(messages):
-            return self._with_bos(
-                self._ids(
-                    render_chat(self.chat_template, messages, add_generation_prompt, self.named)
-                )
-            )
-        # Break the special tokens in the messages with a character that occurs nowhere. Those
-        # that are left in the rendered text are the template's own: cut there, and read the
-        # broken ones as plain text.
-        said = json.dumps([dict(m) for m in messages], ensure_ascii=False)
-        mark = next(c for c in map(chr, range(0xE000, 0xF8FF)) if c not in said)
-        broken = [
-            {
-                **m,
-                "content": self._special_pattern.sub(
-                    lambda hit: hit[0][0] + mark + hit[0][1:], m["content"]
-                ),
-            }
-            if isinstance(m.get("content"), str)
-            else m
-            for m in messages
-        ]
-        text, ids, start = (
-            render_chat(self.chat_template, broken, add_generation_prompt, self.named),
-            [],
-            0,
-        )
-        for hit in [*self._special_pattern.finditer(text), None]:
-            piece = text[start : hit.start() if hit else None].replace(mark, "")
-            ids += self._ids(piece, special=False) if piece else []
-            if hit:
-                ids.append(self._special[hit[0]])
-                start = hit.end()
+        # Put a mark, a character that occurs nowhere, into each special token of the messages.
+        # Special tokens without a mark in the rendered text are then the template's own.
+        everything = json.dumps([dict(m) for m in messages], ensure_ascii=False, default=str)
+        mark = next(c for c in map(chr, range(0xE000, 0xF8FF)) if c not in everything)
+
+        def marked(message: Mapping) -> Mapping:
+            content = message.get("content")
+            if not isinstance(content, str):
+                return message
+            add = lambda hit: hit[0][0] + mark + hit[0][1:]  # noqa: E731
+            return {**message, "content": self._special_pattern.sub(add, content)}
+
+        messages = [marked(message) for message in messages]
+        text = render_chat(self.chat_template, messages, add_generation_prompt, self.named)
+        if mark not in text:
+            return self._with_bos(self._ids(text))
+        ids = []
+        for piece in self._special_pattern.split(
+            text
+        ):  # the text between special tokens, and these
+            if piece in self._special:
+                ids.append(self._special[piece])
+            elif piece:
+                ids += self._ids(piece.replace(mark, ""), special=False)
         return self._with_bos(ids)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, continues: bool = False) -> str:
-        """Return the text of the ids.
+        """Return the text of token ids.
 
-        continues: the ids follow others, so a leading space is kept (SentencePiece drops it
-        at the start of a text).
+        skip_special: leave special tokens out.
+        continues: whether the ids continue a text. SentencePiece drops a space at the start
+            of a text only.
         """
         decoder = StreamDecoder(self, skip_special, continues)
         return "".join([*map(decoder.push, ids), decoder.finish()])
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token; an id of the model's padding, which no token has, has none."""
+        """Return the bytes of a token; no bytes for an id that only pads the vocabulary."""
         if id not in self._bytes:
             if id in self._added:
                 self._bytes[id] = self._added[id]
             else:
                 token = self.backend.id_to_token(id)
-                self._bytes[id] = b"" if token is None else self._style.bytes(token)
+                self._bytes[id] = b"" if token is None else self._to_bytes(token)
         return self._bytes[id]
-
-    @property
-    def drops_first_space(self) -> bool:
-        return self._style.drops_first_space
 
     @cached_property
     def _special_pattern(self) -> re.Pattern:
-        return re.compile(
-            "|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or r"(?!)"
-        )
-
-    def _forged(self, messages: Sequence[Mapping]) -> bool:
-        return any(
-            isinstance(m.get("content"), str) and self._special_pattern.search(m["content"])
-            for m in messages
-        )
+        longest_first = sorted(self._special, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     def _ids(self, text: str, special: bool = True) -> list[int]:
         self.backend.encode_special_tokens = not special
@@ -200,14 +190,16 @@ class Tokenizer:
         if not (self.add_bos if add_bos is None else add_bos):
             return ids
         if self.bos_id is None:
-            raise BadRequest(
-                "this checkpoint names no BOS token: leave add_bos out, or pass add_bos=False."
-            )
+            raise BadRequest("This checkpoint has no BOS token; pass add_bos=False.")
         return ids if ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
 
 class StreamDecoder:
-    """Decode token by token: `push` returns the characters that are now whole, `finish` the rest."""
+    """Decode token by token.
+
+    `push` takes a token id and returns the characters that are complete now. `finish`
+    returns the rest.
+    """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continues: bool = False):
         self.tokenizer, self.skip_special = tokenizer, skip_special
@@ -226,48 +218,31 @@ class StreamDecoder:
         return self._utf8.decode(b"", final=True)
 
 
-class _ByteLevel:
-    """GPT-2's alphabet: every byte has a printable stand-in, which keeps vocabularies readable."""
-
-    drops_first_space = False
-
-    def __init__(self):
-        shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        hidden = [b for b in range(256) if b not in shown]
-        self._byte = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-    def bytes(self, token: str) -> bytes:
-        return bytes(self._byte[c] for c in token)
-
-
-class _SentencePiece:
-    """Spaces are written "▁"; characters outside the vocabulary are byte tokens such as "<0x0A>"."""
-
-    def __init__(self, drops_first_space: bool):
-        self.drops_first_space = drops_first_space
-
-    def bytes(self, token: str) -> bytes:
-        byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
-
-
-def _byte_style(backend: Backend) -> _ByteLevel | _SentencePiece:
+def _byte_reader(backend: Backend) -> tuple[Callable[[str], bytes], bool]:
+    """Return how the bytes of a token are written, and whether decoding drops a first space."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": "none"}
     parts = {part["type"]: part for part in state.get("decoders", [state])}
     if "ByteLevel" in parts:
-        return _ByteLevel()
+        # GPT-2's alphabet: a printable character for each byte.
+        shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        hidden = [byte for byte in range(256) if byte not in shown]
+        values = {chr(byte): byte for byte in shown}
+        values |= {chr(256 + i): byte for i, byte in enumerate(hidden)}
+        return lambda token: bytes(values[character] for character in token), False
     if "Metaspace" in parts:
-        return _SentencePiece(parts["Metaspace"].get("prepend_scheme", "always") != "never")
+        return _sentencepiece_bytes, parts["Metaspace"].get("prepend_scheme", "always") != "never"
     if "ByteFallback" in parts:
-        return _SentencePiece("Strip" in parts)
+        return _sentencepiece_bytes, "Strip" in parts
     raise BadRequest(
-        f"the tokenizer decodes by {', '.join(parts)}: labkit reads byte-level BPE and SentencePiece BPE, "
-        "so take a checkpoint of one of those; labkit.lab.hf runs the others through transformers."
+        f"The tokenizer decodes by {', '.join(parts)}; labkit reads byte-level BPE and "
+        "SentencePiece BPE. Run other models with labkit.lab.hf."
     )
 
 
-def _content(token: str | Mapping | None) -> str | None:
-    return token["content"] if isinstance(token, Mapping) else token
+def _sentencepiece_bytes(token: str) -> bytes:
+    """Read "▁" as a space, and "<0x0A>" as one byte."""
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 
 
 def render_chat(
@@ -276,7 +251,11 @@ def render_chat(
     add_generation_prompt: bool,
     tokens: Mapping[str, str],
 ) -> str:
-    """Return the text of a conversation; `tokens`: the special tokens that templates name."""
+    """Return the text of a conversation.
+
+    `tokens` are special tokens that the template may name, such as bos_token. Raises
+    BadRequest if the template is not valid Jinja or raises an error.
+    """
     from jinja2 import TemplateError
 
     try:
@@ -287,9 +266,7 @@ def render_chat(
             **tokens,
         )
     except (TemplateError, TypeError, OverflowError, ValueError) as reason:
-        raise BadRequest(
-            f"the chat template of this checkpoint rejected the conversation: {reason}."
-        ) from reason
+        raise BadRequest(f"The chat template raised an error: {reason}.") from reason
 
 
 @lru_cache(maxsize=8)
@@ -303,14 +280,10 @@ def _compiled(template: str):
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
+    sandbox.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return sandbox.from_string(template)
     except TemplateError as reason:
-        raise BadRequest(
-            f"the chat template of this checkpoint is not valid Jinja: {reason}."
-        ) from reason
+        raise BadRequest(f"The chat template is not valid Jinja: {reason}.") from reason

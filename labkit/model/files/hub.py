@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from labkit.errors import BadRequest
 from labkit.files import say, size
@@ -36,7 +37,7 @@ def fetch(name: str, revision: str | None = None) -> tuple[Path, str]:
         raise BadRequest(
             f"{name} is a hub id and huggingface_hub is not installed: pip install huggingface_hub."
         ) from missing
-    fetched = {"repo_id": name, "allow_patterns": _PATTERNS}
+    fetched: dict[str, Any] = {"repo_id": name, "allow_patterns": _PATTERNS}
     try:
         folder = Path(snapshot_download(**fetched, revision=revision, local_files_only=True))
         if any(folder.glob("*.safetensors")):
