@@ -57,9 +57,7 @@ def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) ->
         return (num_tokens,) * batch
     counts = whole_numbers(counts, "The counts of new tokens", batch)
     if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
-        raise BadRequest(
-            f"The counts of new tokens are {list(counts)}; give 0 to {num_tokens}, not only zeros."
-        )
+        raise BadRequest(f"The counts are {list(counts)}; give 0 to {num_tokens}, not only zeros.")
     return counts
 
 
@@ -81,9 +79,7 @@ def doubled(slots: int, needed: int) -> int:
     return slots
 
 
-def grown(
-    old: Tensor | None, size: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def grown(old: Tensor | None, size: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros of shape `size` with `old` copied to the start of every dimension.
 
     The result is an ordinary tensor, even in inference mode.
@@ -137,14 +133,12 @@ class KVCache(ABC):
         if capacity is not None:
             capacity = whole_number(capacity, "The capacity of a cache", 1)
         if dtype not in DTYPES:
-            names = ", ".join(map(str, DTYPES))
-            raise BadRequest(f"The dtype of a cache is {dtype}; give one of {names}.")
+            raise BadRequest(f"The dtype of a cache is {dtype}; give one of {DTYPES}.")
         check_device(device)
         latents = any(layer.latent_dim is not None for layer in shape.layers)
         shared = len(shape.own) < shape.num_layers
         if (latents and not self.stores_latents) or (shared and not self.shares_layers):
-            kind = "MLA" if latents else "shared"
-            name = type(self).__name__
+            kind, name = "MLA" if latents else "shared", type(self).__name__
             raise BadRequest(f"{name} does not support {kind} layers; make a contiguous cache.")
         self.shape = shape
         self.capacity = capacity
@@ -216,7 +210,7 @@ class KVCache(ABC):
         rows = whole_numbers(rows, "The rows to select")
         if not rows or not 0 <= min(rows) <= max(rows) < self.batch:
             raise BadRequest(
-                f"The rows to select are {list(rows)}; give at least one, from 0 to {self.batch - 1}."
+                f"The rows are {list(rows)}; give at least one of 0 to {self.batch - 1}."
             )
         if rows != tuple(range(self.batch)):
             with torch.inference_mode(False), torch.no_grad():

@@ -48,9 +48,9 @@ class EvictingCache(KVCache):
     stores_latents = shares_layers = False
 
     def __init__(
-        self, *sizes: Any, budget: int = 512, sinks: int = 4, recent: int = 64, **named: Any
+        self, *sizes: Any, budget: int = 512, sinks: int = 4, recent: int = 64, **rest: Any
     ):
-        super().__init__(*sizes, **named)
+        super().__init__(*sizes, **rest)
         self.budget = whole_number(budget, "The budget of tokens to keep", 1)
         self.sinks = whole_number(sinks, "The number of sinks", 0)
         self.recent = whole_number(recent, "The number of recent tokens", 0)
@@ -120,11 +120,9 @@ class EvictingCache(KVCache):
         return [*self.keys, *self.values, *self.positions, *self.notes]
 
     def nbytes_used(self) -> int:
-        total = 0
-        for layer, positions in zip(self.shape.layers, self.positions):
-            token = 2 * layer.num_kv_heads * layer.head_dim * self.dtype.itemsize + 12
-            total += token * int((positions < NOWHERE).sum())
-        return total
+        counts = (int((positions < NOWHERE).sum()) for positions in self.positions)
+        widths = (2 * layer.num_kv_heads * layer.head_dim for layer in self.shape.layers)
+        return sum(n * (w * self.dtype.itemsize + 12) for n, w in zip(counts, widths))
 
     def most_at_once(self) -> tuple[int | None, ...]:
         """Return the number of tokens up to the budget, at least 1."""

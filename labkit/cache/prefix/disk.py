@@ -172,7 +172,7 @@ def load(disk: DiskTier, entry: Entry, pool: PagePool) -> PagedCache:
     shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
     expected = {name: (t.dtype, (blocks, *t.shape[1:])) for name, t in places.items()}
     if about(on_disk) != about(entry) or shapes != expected:
-        raise UntrustedFile(f"The prefix {entry.file[:8]}... is not the one expected; delete it.")
+        raise UntrustedFile(f"The prefix {entry.file[:8]}... has other content now; delete it.")
     pages = PagedCache.over(pool)
     pages.tables[0] += pool.allocate(blocks)
     pages.lengths = (blocks * pool.size,)

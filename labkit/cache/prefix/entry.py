@@ -52,8 +52,7 @@ class Identity:
         named = self.tenant is None or (isinstance(self.tenant, str) and self.tenant)
         if not (named and isinstance(self.scope, str) and isinstance(self.model, Fingerprint)):
             raise BadRequest(
-                "The identity is not valid; give a tenant (a text that is not empty), a scope (a "
-                "text) and a Fingerprint."
+                "An identity needs a tenant (text, not empty), a scope (text) and a Fingerprint."
             )
 
     def to_json(self) -> str:

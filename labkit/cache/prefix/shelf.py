@@ -39,8 +39,7 @@ class Shelf:
     def __init__(self, pool: PagePool, budget_bytes: int, disk: DiskTier | None = None):
         if budget_bytes < pool.block_bytes:
             raise BadRequest(
-                f"A budget of {budget_bytes} bytes is too small; give at least one block, "
-                f"{pool.block_bytes} bytes."
+                f"The budget is {budget_bytes} bytes; give at least {pool.block_bytes}, one block."
             )
         if pool.reclaim is not None:
             raise BadRequest("The pool already has a prefix store; use it, or make another pool.")
@@ -94,9 +93,7 @@ class Shelf:
             except OSError:
                 failed += 1
         if failed:
-            raise BadRequest(
-                f"{failed} files of dropped prefixes could not be deleted; delete them."
-            )
+            raise BadRequest(f"{failed} dropped files could not be deleted; delete them by hand.")
         return len(entries)
 
     def delete_file(self, entry: Entry) -> None:

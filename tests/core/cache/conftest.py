@@ -1,21 +1,21 @@
-"""What prefixes are tested with: tokens whose keys and values are known by number."""
+"""Fixtures for tests of prefixes: tokens whose keys and values are known numbers."""
 
 import pytest
 import torch
 
 
 def _numbers(tokens):
-    """Keys of these tokens [1, K, T, D]: token t at place p is 1000 p + t, so a row shows what it holds."""
-    found = torch.tensor([1000.0 * place + token for place, token in enumerate(tokens)])
-    return found[None, None, :, None].expand(1, 2, len(tokens), 8)
+    """Return keys of tokens [1, K, T, D]: token t at position p has the key 1000 p + t."""
+    keys = torch.tensor([1000.0 * place + token for place, token in enumerate(tokens)])
+    return keys[None, None, :, None].expand(1, 2, len(tokens), 8)
 
 
 def _compute(view, tokens, documents=None):
-    """What a request does: look up, compute the rest, keep. Returns how many tokens it found."""
+    """Act as a request: look up, compute the rest, store. Return the number of tokens found."""
     lease = view.lookup(tokens)
     cache, found = lease.cache, lease.length
     assert cache.lengths == (found,) and found < len(tokens)
-    assert _held(cache) == _numbers(tokens)[0, 0, :found, 0].tolist()
+    assert _content(cache) == _numbers(tokens)[0, 0, :found, 0].tolist()
     cache.advance(len(tokens) - found)
     for layer in range(2):
         cache.append(layer, _numbers(tokens)[:, :, found:], -_numbers(tokens)[:, :, found:])
@@ -24,7 +24,7 @@ def _compute(view, tokens, documents=None):
     return found
 
 
-def _held(cache):
+def _content(cache):
     if cache.length == 0:
         return []
     keys, values = cache.dense(1)

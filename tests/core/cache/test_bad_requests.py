@@ -1,4 +1,4 @@
-"""What cannot be is refused by every cache of the registry, in one sentence, with nothing changed."""
+"""Every cache of the registry raises BadRequest for invalid arguments and does not change."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ SIZES = [
 
 @every_cache
 @pytest.mark.parametrize("given", SIZES, ids=str)
-def test_impossible_sizes_dtypes_and_devices_are_refused(kind, given):
+def test_invalid_sizes_dtypes_and_devices_raise(kind, given):
     with pytest.raises(BadRequest):
         make_cache(kind, **({"shape": SHAPE} | given))
 
@@ -105,7 +105,7 @@ CALLS = {
 
 @every_cache
 @pytest.mark.parametrize("call", CALLS)
-def test_calls_that_make_no_sense_are_refused_and_change_nothing(kind, call):
+def test_invalid_calls_raise_and_change_nothing(kind, call):
     cache, twin = (make_cache(kind, SHAPE, 3, 64) for _ in range(2))
     fed(cache, 5), fed(twin, 5)
     for arguments in CALLS[call]:
@@ -116,7 +116,7 @@ def test_calls_that_make_no_sense_are_refused_and_change_nothing(kind, call):
 
 
 @every_cache
-def test_numbers_may_come_as_tensors(kind):
+def test_lengths_rows_and_counts_may_be_tensors(kind):
     cache = make_cache(kind, SHAPE, 3, 64)
     fed(cache, 5)
     cache.rewind(torch.tensor([5, 4, 3]))
@@ -127,7 +127,7 @@ def test_numbers_may_come_as_tensors(kind):
 
 @every_cache
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_one_slot_and_every_dtype_give_numbers(kind, dtype):
+def test_a_capacity_of_one_works_in_every_dtype(kind, dtype):
     cache = make_cache(kind, SHAPE, 2, 1, dtype)
     out = fed(cache, 1)
     assert out.dtype == dtype and out.isfinite().all()
@@ -152,7 +152,7 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("given", WINDOWS, ids=str)
-def test_impossible_windows_are_refused_when_the_cache_is_made(given):
+def test_invalid_windows_raise_when_the_cache_is_made(given):
     with pytest.raises(BadRequest):
         windowed_cache(**given)(SHAPE)
 
@@ -162,7 +162,7 @@ OTHERS = [{"sinks": -1}, {"sinks": 1.5}, {"sinks": "1"}, {"recent": -1}, {"recen
 
 
 @pytest.mark.parametrize("given", BUDGETS + OTHERS, ids=str)
-def test_impossible_budgets_are_refused_when_the_cache_is_made(given):
+def test_invalid_budgets_raise_when_the_cache_is_made(given):
     with pytest.raises(BadRequest, match=next(iter(given)).replace("recent", "recent tokens")):
         eviction.KeyNorm(SHAPE, **given)
 
@@ -195,7 +195,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("given", PARTS, ids=str)
-def test_parts_that_cannot_be_stored_are_refused(given):
+def test_invalid_parts_raise(given):
     with pytest.raises(BadRequest):
         Part(*given)
 
@@ -216,19 +216,19 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_that_cannot_be_stored_are_refused(name):
+def test_invalid_formats_raise(name):
     with pytest.raises(BadRequest):
         KVFormat("x", *FORMATS[name])
 
 
 @pytest.mark.parametrize("name", ["nonsense", None, 3, "", "int4_nonsense", "bf16_prerope"])
-def test_names_that_no_format_has_are_refused_with_the_list(name):
+def test_unknown_format_names_raise_with_the_list_of_names(name):
     with pytest.raises(BadRequest, match="int4_kivi"):
         quantized_cache(name)
 
 
 @pytest.mark.parametrize("frequencies", [None, THREE, 4])
-def test_keys_are_not_turned_by_frequencies_of_another_size(frequencies):
+def test_frequencies_of_another_size_raise(frequencies):
     with pytest.raises(BadRequest, match="frequencies"):
         quantized_cache("int4_prerope", frequencies)(SHAPE)
 
@@ -246,7 +246,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("given", LAYERS, ids=str)
-def test_layers_that_hold_nothing_are_refused(given):
+def test_invalid_layers_raise(given):
     with pytest.raises(BadRequest):
         LayerKV(**({"num_kv_heads": 2, "head_dim": 8} | given))
 
@@ -255,14 +255,14 @@ def test_layers_that_hold_nothing_are_refused(given):
     "given",
     [(-1,), (2.5,), ("3",), (None,), (3, -1), (3, 1.5), (3, 1, "nonsense"), (3, 1, "int4", 0)],
 )
-def test_bytes_of_nothing_that_can_be_counted_are_refused(given):
+def test_invalid_arguments_of_kv_bytes_raise(given):
     with pytest.raises(BadRequest):
         kv_bytes(SHAPE, *given)
 
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("counts", [[1], [5, 1], [0, 0], [-1, 2], [1.0, 2], 2, "12"])
-def test_the_decoder_checks_counts_with_a_cache_and_without(cached, counts):
+def test_the_decoder_checks_counts_with_and_without_a_cache(cached, counts):
     model = tiny_model()
     cache = model.new_cache(2, 16) if cached else None
     with pytest.raises(BadRequest, match="counts"):
@@ -271,7 +271,7 @@ def test_the_decoder_checks_counts_with_a_cache_and_without(cached, counts):
 
 @every_cache
 @pytest.mark.parametrize("rows", [1, 2, 4])
-def test_a_batch_of_another_size_than_the_caches_is_refused(kind, rows):
+def test_a_batch_of_another_size_than_the_cache_raises(kind, rows):
     model = tiny_model()
     cache = model.new_cache(3, 16, kind)
     with pytest.raises(BadRequest, match=f"{rows} rows of tokens came to a cache of 3"):

@@ -1,4 +1,7 @@
-"""The contiguous cache: its growth, its bytes, what it never shows. (Against rows kept as lists: test_random_operations.)"""
+"""The contiguous cache: its growth, its bytes and its masking.
+
+`test_random_operations` compares it with rows stored as lists.
+"""
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ def few_slots(monkeypatch):
     monkeypatch.setattr(ContiguousCache, "first_slots", 4)  # so that a short test grows often
 
 
-def test_slots_double_and_a_capacity_below_the_next_doubling_is_taken_at_once(few_slots):
+def test_slots_double_and_the_last_step_allocates_the_whole_capacity(few_slots):
     cache, slots = ContiguousCache(SHAPE, capacity=21), []
     for _ in range(21):
         cache.advance(1)
@@ -33,7 +36,7 @@ def test_without_a_capacity_it_grows_as_far_as_needed():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("layers", "kv_heads", "head_dim"), [(1, 1, 8), (3, 2, 12), (36, 8, 128)])
-def test_bytes_are_those_of_the_formula(dtype, layers, kv_heads, head_dim):
+def test_bytes_equal_the_formula(dtype, layers, kv_heads, head_dim):
     shape = KVShape.uniform(layers, kv_heads, head_dim)
     cache = ContiguousCache(shape, batch=2, capacity=16, dtype=dtype)
     fmt = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -45,7 +48,7 @@ def test_bytes_are_those_of_the_formula(dtype, layers, kv_heads, head_dim):
     )
 
 
-def test_a_layer_that_shares_stores_nothing_and_reads_the_others():
+def test_a_shared_layer_stores_nothing_and_reads_the_other_layer():
     shape = KVShape((LayerKV(2, 4), LayerKV(2, 4, shared_with=0)))
     cache = ContiguousCache(shape, capacity=8)
     assert (
@@ -65,7 +68,7 @@ def test_a_layer_that_shares_stores_nothing_and_reads_the_others():
         cache.append(1, keys, values)
 
 
-def test_what_lies_behind_a_row_never_reaches_it():
+def test_slots_after_the_end_of_a_row_do_not_change_its_output():
     cache = ContiguousCache(SHAPE, batch=2, capacity=8)
     cache.advance(8)
     poison = torch.full((2, 2, 8, 4), 1e30)
@@ -76,7 +79,7 @@ def test_what_lies_behind_a_row_never_reaches_it():
     assert cache.attend(0, torch.zeros(2, 4, 3, 4))[0].eq(1).all()
 
 
-def test_the_registry_names_what_it_has():
+def test_the_registry_makes_caches_by_name():
     assert make_cache("none", SHAPE) is None
     assert isinstance(make_cache("contiguous", SHAPE, 2), ContiguousCache)
     assert make_cache(ContiguousCache, SHAPE, 2).batch == 2

@@ -1,4 +1,4 @@
-"""The promises of every cache in the registry: lengths, positions, masking, rewinding, selecting, refusing."""
+"""The contract of every exact cache: lengths, positions, masks, rewind, select and errors."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
 def filled(kind, tokens, batch=1, shape=SHAPE, capacity=64):
-    """A cache in which token s of row b has the value 100 b + s everywhere, in every layer."""
+    """Return a cache in which token s of row b has the value 100 b + s in every layer."""
     cache = make_cache(kind, shape, batch, capacity)
     cache.advance(tokens)
     for layer, spec in enumerate(shape.layers):
@@ -28,7 +28,10 @@ def filled(kind, tokens, batch=1, shape=SHAPE, capacity=64):
 
 
 def mean_seen(cache, new=1000.0):
-    """Feed one token of value `new` a row; with queries of zero, attention is the mean of the values seen: [L, B]."""
+    """Append one token of value `new` per row and return the mean of all visible values: [L, B].
+
+    Queries of zero make attention a mean.
+    """
     cache.advance(1)
     means = []
     for layer, spec in enumerate(cache.shape.layers):
@@ -55,21 +58,21 @@ def test_rewind_keeps_exactly_the_first_tokens_in_every_layer(kind, keep):
 
 
 @pytest.mark.parametrize("keep", [4, 5, -1, [4], [-1], [1, 1], [], True, 1.5, "2", None])
-def test_rewind_refuses_what_it_cannot_do_and_changes_nothing(kind, keep):
+def test_an_invalid_rewind_raises_and_changes_nothing(kind, keep):
     cache = filled(kind, 3)
     with pytest.raises(BadRequest):
         cache.rewind(keep)
     assert_unchanged(cache, (3,))
 
 
-def test_rewind_per_row_and_a_refused_row_leaves_all_rows(kind):
+def test_rewind_per_row_changes_no_row_if_one_is_not_valid(kind):
     cache = filled(kind, 3, batch=3)
     with pytest.raises(BadRequest, match="Row 1 has 3 tokens"):
         cache.rewind([0, 4, 1])
     assert cache.lengths == (3, 3, 3)
     cache.rewind([0, 3, 1])
     assert (cache.lengths, cache.length) == ((0, 3, 1), 3)
-    with pytest.raises(BadRequest):  # one number for all never lets a row grow
+    with pytest.raises(BadRequest):  # one number for all must not let a row grow
         cache.rewind(2)
     assert_unchanged(cache, (0, 3, 1))
 
@@ -81,13 +84,13 @@ def test_tokens_written_after_a_rewind_replace_the_old_ones(kind):
     assert mean_seen(cache, 9.0)[:, 0].tolist() == pytest.approx([(0 + 1 + 9 + 9) / 4] * 2)
 
 
-def test_select_permutes_repeats_and_never_aliases(kind):
+def test_selected_rows_do_not_share_memory(kind):
     cache = filled(kind, 4, batch=3)
     cache.rewind([4, 2, 3])
     cache.select([2, 0, 0])
     assert cache.lengths == (3, 4, 4)
     row2, row0 = [200, 201, 202], [0, 1, 2, 3]
-    cache.rewind([3, 1, 4])  # row 1 goes its own way; its twin, row 2, must not notice
+    cache.rewind([3, 1, 4])  # row 1 changes; row 2, its copy, must not
     expected = [sum([*row2, 1000]) / 4, (0 + 1000) / 2, sum([*row0, 1000]) / 5]
     torch.testing.assert_close(mean_seen(cache), torch.tensor([expected] * 2))
     cache.select([2])
@@ -96,14 +99,14 @@ def test_select_permutes_repeats_and_never_aliases(kind):
 
 
 @pytest.mark.parametrize("rows", [[], [3], [-1], [0, True], [0.0], ["0"]])
-def test_select_refuses_rows_that_are_not_there(kind, rows):
+def test_selecting_rows_that_do_not_exist_raises(kind, rows):
     cache = filled(kind, 3, batch=3)
     with pytest.raises(BadRequest):
         cache.select(rows)
     assert_unchanged(cache, (3, 3, 3))
 
 
-def test_a_full_cache_refuses_before_anything_is_written(kind):
+def test_a_full_cache_raises_before_anything_is_written(kind):
     cache = filled(kind, 3, batch=2, capacity=4)
     cache.rewind([3, 2])
     for tokens, counts in [(2, None), (2, [2, 1]), (5, None)]:
@@ -118,7 +121,7 @@ COUNTS = [(0, None), (-1, None), (2, [1]), (2, [3, 0]), (2, [-1, 1]), (1, [0, 0]
 
 
 @pytest.mark.parametrize(("tokens", "counts"), COUNTS)
-def test_impossible_counts_are_refused(kind, tokens, counts):
+def test_invalid_counts_raise(kind, tokens, counts):
     cache = filled(kind, 2, batch=2)
     with pytest.raises(BadRequest):
         cache.advance(tokens, counts)
@@ -126,8 +129,8 @@ def test_impossible_counts_are_refused(kind, tokens, counts):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_new_tokens_see_their_history_and_not_each_others_future(kind, batch):
-    # 2 queries over 5 keys: a causal flag alone would show the first of them one key
+def test_new_tokens_see_earlier_tokens_and_no_later_ones(kind, batch):
+    # 2 queries over 5 keys: with a causal flag, the first query would see only one key
     cache = filled(kind, 3, batch)
     cache.advance(2)
     content = torch.tensor([1000.0, 2000.0])[None, None, :, None].expand(batch, 2, 2, 8)
@@ -138,12 +141,12 @@ def test_new_tokens_see_their_history_and_not_each_others_future(kind, batch):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 3), (28, 4), (5, 1), (3, 3)])
 @pytest.mark.parametrize("tokens", [1, 2, 40])
-@pytest.mark.parametrize("held", [0, 3])
-def test_neighbouring_query_heads_share_a_kv_head(kind, heads, kv_heads, tokens, held):
+@pytest.mark.parametrize("cached", [0, 3])
+def test_adjacent_query_heads_share_a_kv_head(kind, heads, kv_heads, tokens, cached):
     shape = KVShape.uniform(1, kv_heads, 4)
     for counts in (None, [tokens, 1]):
         cache = make_cache(kind, shape, 2, 64)
-        for new, real in ((held, None), (tokens, counts)):
+        for new, real in ((cached, None), (tokens, counts)):
             if new:
                 cache.advance(new, real)
                 values = (
@@ -157,7 +160,7 @@ def test_neighbouring_query_heads_share_a_kv_head(kind, heads, kv_heads, tokens,
         ]
 
 
-def test_length_counts_tokens_seen_in_a_hybrid_and_the_global_layer_keeps_the_first(kind):
+def test_length_includes_tokens_outside_the_window(kind):
     shape = KVShape((LayerKV(2, 8, window=4), LayerKV(2, 8)))
     cache = filled(kind, 10, shape=shape)
     assert (cache.length, cache.lengths) == (10, (10,))
@@ -169,7 +172,7 @@ def test_length_counts_tokens_seen_in_a_hybrid_and_the_global_layer_keeps_the_fi
 
 @pytest.mark.parametrize(("window", "sinks"), [(3, 0), (3, 2), (1, 0), (8, 1), (64, 0)])
 @pytest.mark.parametrize("chunks", [[20], [7, 5, 8], [1] * 20, [19, 1], [8, 1, 11]])
-def test_a_window_is_a_band_whatever_the_chunks(kind, window, sinks, chunks):
+def test_a_window_is_the_same_band_for_all_chunk_sizes(kind, window, sinks, chunks):
     generator = torch.Generator().manual_seed(0)
     shape = KVShape((LayerKV(2, 8, window=window, sinks=sinks),))
     q, k, v = (torch.randn(1, heads, 20, 8, generator=generator) for heads in (4, 2, 2))
@@ -196,7 +199,7 @@ def test_a_given_scale_is_used(kind):
 
 
 @pytest.mark.parametrize("selected", [False, True])
-def test_a_cache_filled_under_inference_mode_is_usable_outside(kind, selected):
+def test_a_cache_filled_in_inference_mode_works_outside_it(kind, selected):
     with torch.inference_mode():
         cache = filled(kind, 3, batch=2)
         if selected:
@@ -208,6 +211,6 @@ def test_a_cache_filled_under_inference_mode_is_usable_outside(kind, selected):
 @pytest.mark.parametrize(
     ("argument", "value"), [("batch", 0), ("batch", 1.5), ("capacity", 0), ("capacity", -3)]
 )
-def test_impossible_sizes_are_refused(kind, argument, value):
+def test_invalid_sizes_raise(kind, argument, value):
     with pytest.raises(BadRequest):
         make_cache(kind, SHAPE, **{argument: value})

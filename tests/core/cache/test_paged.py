@@ -1,4 +1,4 @@
-"""Blocks, tables, forks and copy-on-write; attention through tables against the plain gather."""
+"""Blocks, tables, forks, copy-on-write, and attention through tables compared with a gather."""
 
 import gc
 
@@ -29,7 +29,7 @@ def filled(cache, lengths, seed=0):
 
 
 def write(cache, number):
-    """One token a row, `number` everywhere."""
+    """Append one token per row, with `number` everywhere."""
     cache.advance(1)
     for layer in range(2):
         cache.append(layer, *(torch.full((cache.batch, 2, 1, 8), float(number)) for _ in "kv"))
@@ -42,7 +42,7 @@ def content(cache, row=0):
 # ---- blocks -----------------------------------------------------------------------------------------------------
 
 
-def test_blocks_are_held_once_shared_and_given_back():
+def test_blocks_are_allocated_shared_and_released():
     blocks = Blocks(4, 16)
     taken = blocks.allocate(3)
     assert len(set(taken)) == 3 and (blocks.free, blocks.owned, blocks.total) == (1, 3, 4)
@@ -51,7 +51,7 @@ def test_blocks_are_held_once_shared_and_given_back():
     assert blocks.release(taken[:1]) == taken[:1] and blocks.free == 4
 
 
-def test_a_second_release_is_refused_and_no_block_is_given_out_twice():
+def test_a_second_release_raises_and_no_block_is_allocated_twice():
     blocks = Blocks(4, 16)
     taken = blocks.allocate(2)
     with pytest.raises(BadRequest, match="not in use"):
@@ -66,7 +66,7 @@ def test_a_second_release_is_refused_and_no_block_is_given_out_twice():
     assert sorted(blocks.allocate(4)) == [0, 1, 2, 3] and blocks.free == 0
 
 
-def test_a_pool_that_is_full_says_so_and_gives_nothing():
+def test_a_full_pool_raises_and_allocates_nothing():
     blocks = Blocks(4, 16)
     blocks.allocate(2)
     with pytest.raises(PoolFull, match="3 blocks are needed and 2 of 4"):
@@ -74,12 +74,14 @@ def test_a_pool_that_is_full_says_so_and_gives_nothing():
     assert blocks.free == 2 and len(blocks.allocate(2)) == 2
 
 
-def test_growth_counts_the_copy_only_while_somebody_else_holds_the_block():
+def test_extend_copies_a_block_only_while_another_table_has_it():
     blocks = Blocks(8, 4)
     shared = blocks.allocate(2)
     blocks.share(shared)
     one, two = list(shared), list(shared)
-    assert blocks.extend([one, two], [6, 6], [1, 1]) == [(1, 2)]  # the second is then alone
+    assert blocks.extend([one, two], [6, 6], [1, 1]) == [
+        (1, 2)
+    ]  # the second table then has the block alone
     assert (one, two) == ([0, 2], [0, 1]) and blocks.owned == 3
     assert blocks.extend([one, two], [8, 8], [0, 5]) == [] and two == [0, 1, 3, 4]
     assert blocks.extend([one], [8], [0]) == [] and one == [0, 2]
@@ -89,7 +91,7 @@ def test_growth_counts_the_copy_only_while_somebody_else_holds_the_block():
 
 
 @pytest.mark.parametrize(("total", "size"), [(0, 16), (4, 0), (-1, 16), (4, 1.5), (True, 16)])
-def test_impossible_pools_are_refused(total, size):
+def test_invalid_pools_raise(total, size):
     with pytest.raises(BadRequest):
         Blocks(total, size)
 
@@ -98,26 +100,26 @@ def test_impossible_pools_are_refused(total, size):
 
 
 @pytest.mark.parametrize("first", ["parent", "child"])
-@pytest.mark.parametrize("held", [5, 6, 7, 8])
-def test_forks_diverge_and_each_equals_its_own_solo_run(first, held):
+@pytest.mark.parametrize("cached", [5, 6, 7, 8])
+def test_forks_diverge_and_do_not_change_each_other(first, cached):
     pool = PagePool(SHAPE, 16, 4)
     parent = PagedCache.over(pool)
-    for number in range(held):
+    for number in range(cached):
         write(parent, number)
     child = parent.fork()
     assert pool.owned == 2  # nothing was copied
     order = [(parent, 100), (child, 200)] if first == "parent" else [(child, 200), (parent, 100)]
     for cache, number in order + order:
         write(cache, number)
-    assert content(parent) == [*range(held), 100, 100]
-    assert content(child) == [*range(held), 200, 200]
+    assert content(parent) == [*range(cached), 100, 100]
+    assert content(child) == [*range(cached), 200, 200]
     parent.rewind(0)
-    assert content(child) == [*range(held), 200, 200]
+    assert content(child) == [*range(cached), 200, 200]
     child.rewind(0)
     assert pool.free == pool.total
 
 
-def test_a_shared_full_block_is_copied_when_a_row_goes_back_into_it():
+def test_a_shared_full_block_is_copied_after_a_rewind_into_it():
     pool = PagePool(SHAPE, 16, 4)
     parent = PagedCache.over(pool)
     for number in range(8):
@@ -128,8 +130,8 @@ def test_a_shared_full_block_is_copied_when_a_row_goes_back_into_it():
     assert content(parent) == [*range(8)] and content(child) == [0, 1, 50]
 
 
-def test_rows_that_share_a_block_leave_it_one_after_another():
-    pool = PagePool(SHAPE, 3, 4)  # exactly what three rows need
+def test_rows_that_share_a_block_copy_it_one_after_another():
+    pool = PagePool(SHAPE, 3, 4)  # exactly enough for three rows
     cache = PagedCache.over(pool)
     for number in range(2):
         write(cache, number)
@@ -158,7 +160,7 @@ def test_select_fork_and_join_share_and_release():
         PagedCache.join([])
 
 
-def test_a_cache_that_is_dropped_gives_its_blocks_back():
+def test_a_deleted_cache_releases_its_blocks():
     pool = PagePool(SHAPE, 8, 4)
     cache = filled(PagedCache.over(pool), [9])
     twin = cache.fork()
@@ -170,7 +172,7 @@ def test_a_cache_that_is_dropped_gives_its_blocks_back():
     assert pool.free == 8
 
 
-def test_a_full_pool_refuses_before_anything_is_written():
+def test_a_full_pool_raises_before_anything_is_written():
     pool = PagePool(SHAPE, 4, 4)
     cache, other = filled(PagedCache.over(pool, 2), [7, 3]), PagedCache.over(pool)
     before = [content(cache, row) for row in range(2)]
@@ -190,7 +192,7 @@ def test_a_full_pool_refuses_before_anything_is_written():
     assert twin.lengths == (8, 4)
 
 
-def test_pools_of_another_model_dtype_or_format_are_refused():
+def test_pools_of_another_model_dtype_or_format_raise():
     pool = PagePool(SHAPE, 4)
     for shape, dtype in (
         (KVShape.uniform(2, 2, 4), torch.float32),
@@ -213,7 +215,7 @@ def test_pools_of_another_model_dtype_or_format_are_refused():
     ("kv_format", "name"),
     [(None, "fp32"), ("int8", "int8"), ("int4_g32", "int4_g32"), ("fp8", "fp8")],
 )
-def test_bytes_are_those_of_the_formula_in_whole_pages(kv_format, name):
+def test_bytes_equal_the_formula_in_whole_pages(kv_format, name):
     shape, lengths = KVShape.uniform(3, 2, 64), [1, 16, 17, 100]
     cache = filled(paged_cache(kv_format=kv_format)(shape, 4), lengths)
     pool = cache.pool
@@ -231,10 +233,10 @@ def test_bytes_are_those_of_the_formula_in_whole_pages(kv_format, name):
     twin = cache.fork()
     assert (
         PagedCache.join([cache, twin]).nbytes_used() == cache.nbytes_used()
-    )  # what is shared counts once
+    )  # shared blocks count once
 
 
-def test_latents_and_shared_layers_are_paged_as_they_are_stored():
+def test_latents_and_shared_layers_equal_the_contiguous_cache():
     shape = KVShape(
         (LayerKV(2, 8), LayerKV(2, 8, shared_with=0), LayerKV(4, 6, latent_dim=10, rope_dim=4))
     )
@@ -259,7 +261,7 @@ def test_latents_and_shared_layers_are_paged_as_they_are_stored():
 
 
 def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, window=None, sinks=0):
-    """Output of the kernel and of the reference over the plain gather, for the newest T tokens of each row."""
+    """Return the outputs of the kernel and the reference for the newest T tokens of each row."""
     shape = KVShape((LayerKV(kv_heads, D, window, sinks),))
     cache = PagedCache(shape, len(lengths), None, dtype, block=size, kv_format=kv_format)
     filled(cache, [max(n - T, 1) for n in lengths])
@@ -268,9 +270,9 @@ def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, wind
     cache.advance(T, counts)
     cache.append(0, *(torch.randn(len(lengths), kv_heads, T, D, generator=generator) for _ in "kv"))
     q = torch.randn(len(lengths), heads, T, D, generator=generator).to(dtype)
-    held = cache.pool.layers[0]
+    sides = cache.pool.layers[0]
     rows = Rows(cache.step.starts, cache.step.counts, cache._tables_tensor())
-    out = table_attention(q, *held, rows, None, window, sinks)
+    out = table_attention(q, *sides, rows, None, window, sinks)
     keys, values = cache.dense(0)
     expected = attention(
         q.float(),
@@ -301,7 +303,7 @@ def paged_and_dense(lengths, T, heads, kv_heads, D, size, kv_format, dtype, wind
     ("kv_format", "dtype"), [(None, torch.float32), (None, torch.bfloat16), ("int8", torch.float32)]
 )
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_kernel_gives_what_the_gather_gives(
+def test_the_kernel_equals_attention_over_the_gathered_cache(
     instruction_set, lengths, T, heads, kv_heads, D, size, kv_format, dtype, threads
 ):
     before = torch.get_num_threads()
@@ -323,7 +325,7 @@ def test_the_kernel_gives_what_the_gather_gives(
     ("window", "sinks"), [(5, 0), (5, 2), (1, 0), (300, 0), (300, 4), (10_000, 0)]
 )
 @pytest.mark.parametrize("T", [1, 7])
-def test_windows_and_sinks_are_seen_through_tables(instruction_set, window, sinks, T):
+def test_the_kernel_applies_windows_and_sinks(instruction_set, window, sinks, T):
     out, expected, real = paged_and_dense(
         [700, 30, 301], T, 4, 2, 16, 16, None, torch.float32, window, sinks
     )
@@ -332,7 +334,7 @@ def test_windows_and_sinks_are_seen_through_tables(instruction_set, window, sink
     )
 
 
-def test_neither_other_rows_nor_threads_change_a_bit(instruction_set):
+def test_other_rows_and_threads_do_not_change_the_result(instruction_set):
     alone, _, _ = paged_and_dense([700], 1, 9, 3, 64, 16, None, torch.float32)
     shape = KVShape.uniform(1, 3, 64)
     cache = filled(PagedCache(shape, 1), [700])
@@ -354,7 +356,7 @@ def test_large_scores_and_far_keys_stay_finite(instruction_set):
     cache = PagedCache(shape, 1)
     cache.advance(600)
     keys = torch.zeros(1, 1, 600, 16)
-    keys[:, :, 3] = 1e4  # one dominant first key: every other weight underflows
+    keys[:, :, 3] = 1e4  # one dominant key: every other weight underflows
     values = torch.arange(600.0)[None, None, :, None].expand(1, 1, 600, 16)
     cache.append(0, keys, values)
     cache.advance(1)
@@ -363,7 +365,7 @@ def test_large_scores_and_far_keys_stay_finite(instruction_set):
     assert cache.attend(0, -torch.ones(1, 1, 1, 16)).isfinite().all()
 
 
-def test_the_fallback_gives_the_same(monkeypatch):
+def test_the_fallback_equals_the_kernel(monkeypatch):
     outs = []
     for setting in ("auto", "off"):
         monkeypatch.setenv("LABKIT_NATIVE", setting)
@@ -378,11 +380,11 @@ def test_the_fallback_gives_the_same(monkeypatch):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_the_kernel_says_so_where_it_does_not_serve(monkeypatch):
+def test_the_kernel_returns_none_for_calls_that_it_does_not_support(monkeypatch):
     cache = filled(PagedCache(SHAPE, 1), [3])
     cache.advance(1)
     rows = Rows((3,), (1,), cache._tables_tensor())
-    call = lambda q, held=cache.pool.layers[0]: table_attention(q, *held, rows)  # noqa: E731
+    call = lambda q, sides=cache.pool.layers[0]: table_attention(q, *sides, rows)  # noqa: E731
     assert call(torch.randn(1, 4, 1, 8)) is not None or native.compiler() is None
     assert call(torch.randn(1, 4, MOST_QUERIES + 1, 8)) is None
     for kv_format in ("int8_token_sym", "int4_g32", "int8_g32", "fp8"):

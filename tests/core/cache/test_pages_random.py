@@ -1,8 +1,9 @@
-"""10,000 random operations on pages and the prefix store: fork, append, rewind, free, evict, revoke, forget, expire, restart.
+"""Random operations on pages and the prefix store.
 
-The oracle lies in the numbers themselves. The key of a token holds its id, its position and the serial number of the
-request that computed it; what a look-up finds therefore says whose it was, when it was computed, and on what. Running
-rows are plain lists beside it. After every operation the counts of holders are counted anew from all tables.
+The operations are fork, append, rewind, free, evict, revoke, forget, expire and restart. The key of
+a token contains its id, its position and the serial number of the request that computed it. So the
+keys that a look-up returns show who computed them, when, and from which documents. Running rows are
+also stored as lists. After every operation, reference counts are counted again from all tables.
 """
 
 import shutil
@@ -45,7 +46,7 @@ OPERATIONS = st.tuples(st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
 
 
 class World:
-    """Pool, store, running rows, and what is known about every request by its serial number."""
+    """Pool, store, running rows, and the owner and documents of each request by serial number."""
 
     def __init__(self, on_disk):
         self.folder = tempfile.mkdtemp() if on_disk else None
@@ -53,7 +54,7 @@ class World:
         self.totals = Counter()
         self.forbidden: set[tuple[int, int]] = (
             set()
-        )  # (serial, position) that must never be found again
+        )  # (serial, position) that no look-up may return
         self.open()
 
     def open(self):
@@ -76,7 +77,7 @@ class World:
             shutil.rmtree(self.folder)
 
     def append(self, cache, cells):
-        """Cells (token, serial) behind what `cache` holds."""
+        """Append cells (token, serial) to `cache`; return False if the pool is full."""
         start = cache.length
         try:
             cache.advance(len(cells))
@@ -103,16 +104,17 @@ class World:
     def check(self):
         tables = [cache.tables[0] for cache, _ in self.rows]
         tables += [entry.pages.tables[0] for entry in self.store.entries() if entry.pages]
-        holders = Counter(block for table in tables for block in table)
-        assert self.pool.references == [holders[block] for block in range(BLOCKS)]
+        references = Counter(block for table in tables for block in table)
+        assert self.pool.references == [references[block] for block in range(BLOCKS)]
         assert (
-            self.pool.free + len(holders) == BLOCKS and len(set(self.pool._free)) == self.pool.free
+            self.pool.free + len(references) == BLOCKS
+            and len(set(self.pool._free)) == self.pool.free
         )
-        assert not set(self.pool._free) & set(holders)
+        assert not set(self.pool._free) & set(references)
         free = self.pool._free
         assert not any(
             tensor[free].any() for tensor in self.pool.tensors()
-        )  # nothing of the past lies about
+        )  # free blocks contain no old data
         assert self.store.nbytes() <= 10 * self.pool.block_bytes
         if self.folder:
             disk = self.store.shelf.disk
@@ -135,7 +137,7 @@ def cells_of(cache):
 
 
 def request(world, pick):
-    """Look up, check what was found against what is known of those who computed it, compute the rest, keep."""
+    """Look up, check the owners of the tokens found, compute the rest, and store all of them."""
     tenant, scope, model = "ab"[pick(0, 1)], "rw"[pick(0, 1)], MODELS[pick(0, 4) == 0]
     tokens = (
         [1 + pick(0, 1)] * 8 + [1 + pick(0, 1)] * 4 + [pick(1, 3) for _ in range(pick(1, 7))]
@@ -168,17 +170,17 @@ def request(world, pick):
     wait = pick(0, 5) == 0
     if wait:  # something is forgotten while this request runs
         forget(world, "revoke", pick)
-    kept = view.keep(lease, lease.cache, 0, tokens, documents)
-    assert kept == 0 if wait else kept == len(tokens) // SIZE * SIZE
-    if kept:
-        again = view.lookup([*tokens[:kept], 9])
+    stored = view.keep(lease, lease.cache, 0, tokens, documents)
+    assert stored == 0 if wait else stored == len(tokens) // SIZE * SIZE
+    if stored:
+        again = view.lookup([*tokens[:stored], 9])
         if (
-            again.length != kept
-        ):  # what was kept a moment ago is found, but on disk alone it must fit beside the rows
+            again.length != stored
+        ):  # an entry that is only on disk is found only if it fits next to the rows
             there = [
                 entry
                 for entry in world.store.entries()
-                if entry.tokens[:kept] == tuple(tokens[:kept])
+                if entry.tokens[:stored] == tuple(tokens[:stored])
             ]
             assert again.length == 0 and there and not any(entry.pages for entry in there)
             in_rows = {block for cache, _ in world.rows for block in cache.tables[0]} | set(
@@ -190,7 +192,7 @@ def request(world, pick):
 
 
 def forget(world, name, pick):
-    """Forbid every cell that falls under it, whoever computed it, and tell the store."""
+    """Tell the store to forget something, and forbid every cell that it covers."""
     if name == "revoke":
         document = f"d{pick(0, 2)}"
         hit = lambda owner, built_on, position: document in built_on[position]  # noqa: E731
@@ -257,7 +259,7 @@ def run(operations, on_disk):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_random_operations_keep_every_promise(on_disk):
+def test_random_operations_keep_all_invariants(on_disk):
     @settings(max_examples=8, deadline=None, derandomize=True, database=None)
     @given(st.lists(OPERATIONS, min_size=30, max_size=60))
     def check(operations):
@@ -267,7 +269,7 @@ def test_random_operations_keep_every_promise(on_disk):
 
 
 @pytest.mark.slow
-def test_ten_thousand_random_operations_keep_every_promise():
+def test_ten_thousand_random_operations_keep_all_invariants():
     done, store = Counter(), Counter()
 
     @settings(max_examples=100, deadline=None, derandomize=True, database=None)

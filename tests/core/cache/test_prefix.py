@@ -1,4 +1,4 @@
-"""The prefix store: the hit that must hit and the miss that must miss, and nothing reachable after it was forgotten."""
+"""The prefix store: hits for the owner, misses for others, and nothing after it was forgotten."""
 
 import pickle
 from dataclasses import replace
@@ -31,17 +31,17 @@ def make(blocks=64, budget=32, **options):
 TOKENS = [100, 200, 300, 400, 5, 6, 7, 8, 9, 10]
 
 
-def test_the_same_request_again_hits_and_leaves_a_token_to_compute(compute):
+def test_a_repeated_request_hits_and_leaves_one_token_to_compute(compute):
     view = make().open("a", "read", MODEL)
     assert compute(view, TOKENS) == 0
     assert compute(view, TOKENS) == 8
-    assert compute(view, TOKENS[:8]) == 7  # held entirely: the last one is computed again
+    assert compute(view, TOKENS[:8]) == 7  # all are stored: the last one is computed again
     assert compute(view, [*TOKENS, 11]) == 8
     assert (
         compute(view, [*TOKENS[:6], 99, 98]) == 6
-    )  # not a whole block: the block is copied when it is written
-    assert compute(view, [*TOKENS[:3], 99, 98]) == 0  # less than a block is not worth it
-    assert compute(view, TOKENS) == 8  # and nobody wrote into what is shared
+    )  # not whole blocks: the last one is copied before it is written
+    assert compute(view, [*TOKENS[:3], 99, 98]) == 0  # less than a block is not reused
+    assert compute(view, TOKENS) == 8  # shared blocks did not change
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_another_tenant_scope_or_model_misses_and_computes_everything(other, com
     assert compute(store.open(**mine), TOKENS) == 0
     assert compute(store.open(**mine | other), TOKENS) == 0
     assert compute(store.open(**mine), TOKENS) == 8
-    assert compute(store.open(**mine | other), TOKENS) == 8  # its own
+    assert compute(store.open(**mine | other), TOKENS) == 8  # its own entry
 
 
-def test_words_never_meet_across_fields(compute):
-    """A salt "X" and an adapter "X": every part of the key is a field of its own, however the words are cut."""
+def test_equal_texts_in_different_fields_do_not_match(compute):
+    """A tenant "X" and an adapter "X" are different keys, because each part is a separate field."""
     bare = replace(MODEL, adapters=())
     keys = [
         ("X", "", bare),
@@ -99,11 +99,11 @@ def weak(tokens, upwards=False):
 COLLIDING = [
     [100, 231, 299, 400],
     [100, 201, 269, 400],
-]  # with the first four tokens, in one order or the other
+]  # same weak hash as the first four tokens, in one order or the other
 
 
 @pytest.mark.parametrize("other", [*COLLIDING, [400, 300, 200, 100]])
-def test_tokens_are_compared_and_not_their_sums(other, compute):
+def test_prefixes_with_equal_hashes_do_not_match(other, compute):
     if other in COLLIDING:
         assert any(weak(other, upwards) == weak(TOKENS[:4], upwards) for upwards in (False, True))
     view = make().open("a", "", MODEL)
@@ -112,7 +112,7 @@ def test_tokens_are_compared_and_not_their_sums(other, compute):
     assert compute(view, [*TOKENS[:4], 2]) == 4
 
 
-def test_what_is_public_is_declared_by_the_server_and_stays_of_its_model(compute, numbers):
+def test_the_server_declares_public_prefixes_for_one_model(compute, numbers):
     store = make()
     view = store.open("a", "", MODEL)
     lease = view.lookup(TOKENS)
@@ -132,27 +132,30 @@ def test_what_is_public_is_declared_by_the_server_and_stays_of_its_model(compute
             store.open(nobody, "", MODEL)
 
 
-def test_forgetting_reaches_what_it_names_and_nothing_else(compute):
+def test_forget_drops_only_the_entries_that_match(compute):
     store = make()
     views = {(t, s): store.open(t, s, MODEL) for t in "ab" for s in "rw"}
     for view in views.values():
         compute(view, TOKENS)
         compute(view, [1, 2, 3, 4, 5])
-    found = lambda tokens: {key for key, view in views.items() if view.lookup(tokens).length}  # noqa: E731
-    assert store.forget(tenant="a", scope="r") == 2 and found(TOKENS) == {
+
+    def hits(tokens):
+        return {key for key, view in views.items() if view.lookup(tokens).length}
+
+    assert store.forget(tenant="a", scope="r") == 2 and hits(TOKENS) == {
         ("a", "w"),
         ("b", "r"),
         ("b", "w"),
     }
     assert (
         store.forget(prefix=[1, 2, 3]) == 3
-        and found([1, 2, 3, 4, 5]) == set()
-        and len(found(TOKENS)) == 3
+        and hits([1, 2, 3, 4, 5]) == set()
+        and len(hits(TOKENS)) == 3
     )
-    assert store.forget(tenant="b") == 2 and found(TOKENS) == {("a", "w")}
+    assert store.forget(tenant="b") == 2 and hits(TOKENS) == {("a", "w")}
     with pytest.raises(BadRequest, match="Nothing to forget"):
         store.forget()
-    assert store.forget(scope="w") == 1 and found(TOKENS) == set()
+    assert store.forget(scope="w") == 1 and hits(TOKENS) == set()
     assert store.pool.free == store.pool.total
 
 
@@ -162,8 +165,8 @@ def test_revoking_a_document_drops_what_was_built_on_it(compute):
     compute(a, TOKENS, {"report": 5})
     compute(
         a, [*TOKENS[:8], 50, 51, 52, 53, 54]
-    )  # built on the report as well: its beginning was found there
-    compute(a, [*TOKENS[:4], 60, 61, 62, 63, 64])  # shares only what lies before it
+    )  # its beginning was found there, so it is built on the report, too
+    compute(a, [*TOKENS[:4], 60, 61, 62, 63, 64])  # shares only tokens before the report
     compute(b, TOKENS)
     assert store.revoke("report") == 2
     assert a.lookup(TOKENS).length == 4
@@ -171,12 +174,10 @@ def test_revoking_a_document_drops_what_was_built_on_it(compute):
     assert a.lookup([*TOKENS[:4], 60, 61, 62, 63, 64]).length == 8
     assert b.lookup(TOKENS).length == 8
     assert store.revoke("report") == 0
-    assert (
-        store.pool.owned == 4
-    )  # one that lay before it, one more of the third prompt, and b's two
+    assert store.pool.owned == 4  # one before the report, one of the third prompt, two of b
 
 
-def test_a_document_that_comes_later_is_remembered_with_what_is_there(compute):
+def test_a_document_named_later_is_added_to_the_entry(compute):
     store = make()
     view = store.open("a", "", MODEL)
     compute(view, TOKENS)
@@ -184,29 +185,29 @@ def test_a_document_that_comes_later_is_remembered_with_what_is_there(compute):
     assert store.revoke("report") == 1 and view.lookup(TOKENS).length == 0
 
 
-def test_what_was_computed_before_something_was_forgotten_is_not_kept_after_it(compute):
+def test_a_result_from_before_a_revocation_is_not_stored(compute):
     store = make()
     view = store.open("a", "", MODEL)
     compute(view, TOKENS, ["report"])
-    lease = view.lookup(TOKENS)  # a request that runs ...
+    lease = view.lookup(TOKENS)  # a request that runs during the revocation
     lease.cache.advance(2)
     store.revoke("report")
-    assert held_after(lease) == TOKENS[:8]  # ... ends with what it began with
+    assert content(lease) == TOKENS[:8]  # it keeps its own blocks
     assert view.keep(lease, lease.cache, 0, TOKENS) == 0
     assert view.lookup(TOKENS).length == 0 and store.counters.stale == 1
 
 
-def held_after(lease):
+def content(lease):
     return [int(n) % 1000 for n in lease.cache.dense(1)[0][0, 0, : lease.length, 0]]
 
 
-def test_age_ends_an_entry_also_when_the_clock_was_set_back(compute):
+def test_entries_expire_by_age_and_when_the_clock_moves_back(compute):
     clock = Clock()
     store = make(ttl_s=60, clock=clock)
     view = store.open("a", "", MODEL)
     compute(view, TOKENS)
     clock.now += 59
-    assert compute(view, TOKENS) == 8  # a hit does not make it younger
+    assert compute(view, TOKENS) == 8  # a hit does not reset the age
     clock.now += 1
     assert view.lookup(TOKENS).length == 0 and store.pool.free == store.pool.total
     compute(view, TOKENS)
@@ -228,7 +229,7 @@ def test_the_least_recently_used_goes_first_and_shared_blocks_count_once(compute
     assert store.nbytes() == 6 * store.pool.block_bytes  # the budget
 
 
-def test_an_entry_larger_than_the_budget_is_not_kept(compute):
+def test_an_entry_larger_than_the_budget_is_not_stored(compute):
     store = make(budget=1)
     view = store.open("a", "", MODEL)
     assert compute(view, TOKENS) == 0 and compute(view, TOKENS) == 0
@@ -246,12 +247,12 @@ def test_entries_make_room_for_running_requests_if_that_is_enough(compute):
         cache.advance(17)
     assert view.lookup(TOKENS).length == 8 and cache.lengths == (
         0,
-    )  # nothing was lost for a request that cannot run
+    )  # no entry was evicted for a request that cannot run
     cache.advance(12)
     assert store.entries() == [] and store.counters.evictions == 1
 
 
-def test_freed_blocks_hold_nothing(compute):
+def test_freed_blocks_are_zeros(compute):
     store = make()
     view = store.open("a", "", MODEL)
     compute(view, TOKENS)
@@ -260,7 +261,7 @@ def test_freed_blocks_hold_nothing(compute):
     assert not any(tensor.any() for tensor in store.pool.tensors())
 
 
-def test_no_content_in_what_a_log_would_show(compute):
+def test_reprs_and_errors_show_no_content(compute):
     store = make()
     view = store.open("tenant-7", "scope-7", MODEL)
     compute(view, [424242] * 9, {"document-7": 0})
@@ -279,14 +280,14 @@ def test_no_content_in_what_a_log_would_show(compute):
     )
     for secret in ("424242", "tenant-7", "scope-7", "document-7", "weights"):
         assert secret not in shown, secret
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         view.keep(lease, lease.cache, 5, [424242])
-    assert "424242" not in str(refused.value)
+    assert "424242" not in str(error.value)
     with pytest.raises(BadRequest, match="cannot be pickled"):
         pickle.dumps(store)
 
 
-def test_counters_count(compute):
+def test_counters_count_hits_misses_and_tokens(compute):
     store = make()
     view = store.open("a", "", MODEL)
     for _ in range(3):

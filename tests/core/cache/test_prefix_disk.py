@@ -1,4 +1,4 @@
-"""The disk tier: found again after a restart under the same checks, private, whole, and gone when it was forgotten."""
+"""The disk tier: hits after a restart, private files, damaged files, and deletion."""
 
 import json
 import os
@@ -26,7 +26,7 @@ OTHER = [9, 9, 9, 9, 1]
 
 
 def opened(folder, blocks=64, budget=2, kv_format=None, shape=SHAPE, **options):
-    """A store whose memory holds one entry of TOKENS, so that the next one sends it to disk."""
+    """Return a store with memory for one entry of TOKENS; the next entry sends it to disk."""
     pool = PagePool(shape, blocks, 4, kv_format=kv_format)
     disk = DiskTier(folder, options.pop("disk_bytes", None))
     return PrefixStore(pool, budget * pool.block_bytes, disk=disk, **options)
@@ -44,7 +44,7 @@ def spilled(compute):
     return make
 
 
-def found(store, tenant="a", scope="read", model=MODEL, tokens=TOKENS):
+def hit_length(store, tenant="a", scope="read", model=MODEL, tokens=TOKENS):
     lease = store.open(tenant, scope, model).lookup(tokens)
     length = lease.length
     lease.cache.rewind(0)
@@ -58,7 +58,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kv_format", [None, "int8", "fp8"])
 @pytest.mark.parametrize("restart", [False, True])
-def test_spilled_prefixes_hit_for_their_own_and_miss_for_others(folder, restart, kv_format):
+def test_prefixes_on_disk_hit_for_their_owner_and_miss_for_others(folder, restart, kv_format):
     store = opened(folder, kv_format=kv_format)
     view = store.open("a", "read", MODEL)
     lease = view.lookup(TOKENS)
@@ -78,9 +78,9 @@ def test_spilled_prefixes_hit_for_their_own_and_miss_for_others(folder, restart,
         del store, view, lease
         store = opened(folder, kv_format=kv_format)
     assert (
-        found(store, tenant="b")
-        == found(store, scope="write")
-        == found(store, model=replace(MODEL, weights="X"))
+        hit_length(store, tenant="b")
+        == hit_length(store, scope="write")
+        == hit_length(store, model=replace(MODEL, weights="X"))
         == 0
     )
     again = store.open("a", "read", MODEL).lookup(TOKENS)
@@ -88,49 +88,51 @@ def test_spilled_prefixes_hit_for_their_own_and_miss_for_others(folder, restart,
     assert (store.counters.hits, store.counters.loaded) == (1, 1)
 
 
-def test_the_salt_survives_the_second_tier_in_its_own_field(folder, compute):
+def test_tenant_scope_and_adapter_stay_separate_fields_on_disk(folder, compute):
     store = opened(folder)
     compute(store.open("X", "", replace(MODEL, adapters=())), TOKENS)
     compute(store.open("X", "", replace(MODEL, adapters=())), OTHER)
     store = opened(folder)
     assert (
-        found(store, "t", "", replace(MODEL, adapters=("X",)))
-        == found(store, "t", "X", replace(MODEL, adapters=()))
+        hit_length(store, "t", "", replace(MODEL, adapters=("X",)))
+        == hit_length(store, "t", "X", replace(MODEL, adapters=()))
         == 0
     )
-    assert found(store, "X", "", replace(MODEL, adapters=())) == 8
+    assert hit_length(store, "X", "", replace(MODEL, adapters=())) == 8
 
 
-def test_a_pool_that_stores_tokens_otherwise_does_not_find_them(folder, spilled):
+def test_a_pool_of_another_format_does_not_find_the_prefixes(folder, spilled):
     spilled(folder)
-    assert found(opened(folder, kv_format="int8")) == 0
-    assert found(opened(folder)) == 8
+    assert hit_length(opened(folder, kv_format="int8")) == 0
+    assert hit_length(opened(folder)) == 8
 
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize(
     "how", [{"tenant": "a"}, {"scope": "read"}, {"prefix": TOKENS[:3]}, "report"]
 )
-def test_forgetting_reaches_the_disk(folder, how, restart, spilled):
+def test_forget_and_revoke_delete_files(folder, how, restart, spilled):
     store = spilled(folder)
     if restart:
         store = opened(folder)
     store.revoke(how) if how == "report" else store.forget(**how)
     assert list(folder.iterdir()) == []
-    assert found(store) == 0 and found(opened(folder)) == 0
+    assert hit_length(store) == 0 and hit_length(opened(folder)) == 0
 
 
-def test_a_document_named_later_is_not_missing_after_a_restart(folder, compute, spilled):
+def test_a_document_named_later_is_known_after_a_restart(folder, compute, spilled):
     store = spilled(folder)
-    compute(store.open("a", "read", MODEL), TOKENS, ["later"])  # loaded, and now built on one more
+    compute(
+        store.open("a", "read", MODEL), TOKENS, ["later"]
+    )  # loaded, and now built on one more document
     compute(store.open("a", "read", MODEL), OTHER)
     store = opened(folder)
     assert (
-        store.revoke("later") == 1 and found(store) == 0 and len(list(folder.iterdir())) == 1
-    )  # the other
+        store.revoke("later") == 1 and hit_length(store) == 0 and len(list(folder.iterdir())) == 1
+    )  # the file of the other entry
 
 
-def test_an_entry_on_disk_is_not_left_without_a_place(folder, compute):
+def test_every_entry_is_in_memory_or_on_disk(folder, compute):
     store = opened(folder, budget=5)
     view = store.open("a", "", MODEL)
     first, second = ([*TOKENS[:8], n, n, n, n, n] for n in (20, 30))
@@ -139,23 +141,23 @@ def test_an_entry_on_disk_is_not_left_without_a_place(folder, compute):
     assert store.counters.spilled == 1  # the first
     compute(
         view, [*second[:9], 99], ["late"]
-    )  # begins as both do; what it is built on is news for the one on disk
+    )  # shares a prefix with both; the document is new for the one on disk
     assert all(entry.pages or entry.file for entry in store.entries())
-    assert found(store, "a", "", tokens=first) == 8 and store.revoke("late") >= 1
-    assert found(opened(folder), "a", "", tokens=first) == 0
+    assert hit_length(store, "a", "", tokens=first) == 8 and store.revoke("late") >= 1
+    assert hit_length(opened(folder), "a", "", tokens=first) == 0
 
 
-def test_age_reaches_the_disk_also_while_nobody_ran(folder, spilled):
+def test_files_expire_while_no_process_runs(folder, spilled):
     clock = lambda: time[0]  # noqa: E731
     time = [1000.0]
     spilled(folder, ttl_s=60, clock=clock)
-    assert found(opened(folder, ttl_s=60, clock=clock)) == 8
+    assert hit_length(opened(folder, ttl_s=60, clock=clock)) == 8
     time[0] += 60
     store = opened(folder, ttl_s=60, clock=clock)
     assert list(folder.iterdir()) == [] and store.counters.expired == 1
 
 
-def test_the_disk_has_a_budget_of_its_own(folder, compute):
+def test_the_disk_has_its_own_budget(folder, compute):
     store = opened(folder, disk_bytes=9000)
     view = store.open("a", "", MODEL)
     for first in range(20, 30):
@@ -166,7 +168,7 @@ def test_the_disk_has_a_budget_of_its_own(folder, compute):
 
 
 @posix
-def test_folder_and_files_are_private_and_names_say_nothing(folder, spilled):
+def test_folder_and_files_are_private_and_names_are_random(folder, spilled):
     spilled(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     (path,) = folder.iterdir()
@@ -175,7 +177,7 @@ def test_folder_and_files_are_private_and_names_say_nothing(folder, spilled):
     spilled(folder)
     assert path.name not in {
         p.name for p in folder.iterdir()
-    }  # the same content has another name each time
+    }  # equal content gets a new name each time
 
 
 def damage(path, how):
@@ -198,7 +200,7 @@ def damage(path, how):
         path.mkdir()
     elif how == "open to others":
         path.chmod(0o644)
-    elif how == "another's":  # whole and well formed, but not what was written under this name
+    elif how == "another's":  # well formed, but the content does not match the name
         end = 8 + int.from_bytes(data[:8], "little")
         path.write_bytes(
             data[:8] + re.sub(rb'(tenant[\\": ]+)a', rb"\1b", data[8:end]) + data[end:]
@@ -210,26 +212,26 @@ HOW = ["bit", "cut", "longer", "empty", "gone", "link", "folder", "open to other
 
 @posix
 @pytest.mark.parametrize("how", HOW)
-def test_a_file_that_changed_is_a_miss_and_not_a_wrong_hit(folder, how, spilled):
+def test_a_changed_file_is_a_miss(folder, how, spilled):
     store = spilled(folder)
     (path,) = folder.iterdir()
     damage(path, how)
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as error:
         store.shelf.disk.read(path.name)
-    assert "report" not in str(refused.value)
+    assert "report" not in str(error.value)
     if how == "folder":
         return
-    assert found(store) == 0 and store.counters.untrusted == 1
-    assert not os.path.lexists(path)  # it could not be forgotten later
-    assert found(store, tokens=OTHER) == 4  # nothing else was lost
+    assert hit_length(store) == 0 and store.counters.untrusted == 1
+    assert not os.path.lexists(path)  # the store could not forget it later
+    assert hit_length(store, tokens=OTHER) == 4  # no other entry was lost
     assert (
         how != "link" or (folder.parent / "elsewhere").exists()
-    )  # what a link points at is left alone
+    )  # the target of a link is not deleted
 
 
 @posix
 @pytest.mark.parametrize("how", ["cut", "longer", "empty", "link", "folder", "open to others"])
-def test_a_store_refuses_to_open_over_what_it_did_not_write(folder, how, spilled):
+def test_opening_a_store_over_damaged_files_raises(folder, how, spilled):
     spilled(folder)
     (path,) = folder.iterdir()
     damage(path, how)
@@ -238,13 +240,13 @@ def test_a_store_refuses_to_open_over_what_it_did_not_write(folder, how, spilled
         PrefixStore(pool, 10**6, disk=DiskTier(folder))
     assert (
         os.path.lexists(path) and pool.reclaim is None and not pool.wipe
-    )  # the same pool serves the next attempt
+    )  # the pool can be used again
     path.rmdir() if how == "folder" else path.unlink()
     assert PrefixStore(pool, 10**6, disk=DiskTier(folder)).entries() == []
 
 
 @posix
-def test_foreign_files_linked_and_open_folders_are_refused(folder, tmp_path):
+def test_foreign_files_links_and_open_folders_raise(folder, tmp_path):
     folder.mkdir(mode=0o700)
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UntrustedFile, match="notes.txt"):
@@ -264,7 +266,7 @@ def test_foreign_files_linked_and_open_folders_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     "shape", [KVShape.uniform(1, 2, 8), KVShape.uniform(2, 1, 8), KVShape.uniform(2, 2, 4)]
 )
-def test_tensors_of_other_shapes_are_refused(folder, shape, spilled):
+def test_tensors_of_other_shapes_are_a_miss(folder, shape, spilled):
     store, other = spilled(folder), opened(folder.with_name("other"), shape=shape)
     entry = next(entry for entry in store.entries() if entry.file)
     foreign = PagedCache.over(other.pool)
@@ -273,18 +275,18 @@ def test_tensors_of_other_shapes_are_refused(folder, shape, spilled):
     store.shelf.disk.delete(entry.file)
     entry.file = store.shelf.disk.write(
         about(entry), tensors_of(twin)
-    )  # whole, and says what it should
-    assert found(store) == 0 and store.counters.untrusted == 1 and store.pool.owned == 1
+    )  # a valid file with the right header
+    assert hit_length(store) == 0 and store.counters.untrusted == 1 and store.pool.owned == 1
 
 
-def test_names_cannot_leave_the_folder(folder, tmp_path):
+def test_names_with_a_path_raise(folder, tmp_path):
     disk = DiskTier(folder)
     for name in ("../secret", "/etc/passwd", "x", "." * 64):
         with pytest.raises(UntrustedFile):
             disk.read(name)
 
 
-def test_a_process_that_was_ended_while_it_wrote_leaves_nothing(folder, monkeypatch, compute):
+def test_unfinished_files_are_deleted(folder, monkeypatch, compute):
     store = opened(folder)
     compute(store.open("a", "read", MODEL), TOKENS)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
@@ -292,22 +294,22 @@ def test_a_process_that_was_ended_while_it_wrote_leaves_nothing(folder, monkeypa
     assert (
         store.counters.lost == 1
         and list(folder.iterdir()) == []
-        and found(store, tokens=OTHER) == 4
+        and hit_length(store, tokens=OTHER) == 4
     )
     (folder / (".writing-" + "0" * 32)).write_bytes(b"half")
     opened(folder)
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_deleted_is_said_and_is_out_of_reach(folder, monkeypatch, spilled):
+def test_a_file_that_cannot_be_deleted_raises_and_is_never_found(folder, monkeypatch, spilled):
     store = spilled(folder)
     monkeypatch.setattr(DiskTier, "delete", lambda *_: (_ for _ in ()).throw(PermissionError()))
     with pytest.raises(BadRequest, match="could not be deleted"):
         store.forget(tenant="a")
-    assert found(store) == 0 and store.entries() == []
+    assert hit_length(store) == 0 and store.entries() == []
 
 
-def test_headers_say_whose_it_is_or_the_file_is_refused(folder):
+def test_a_file_without_a_valid_header_raises(folder):
     disk = DiskTier(folder)
     disk.write({"identity": json.dumps({"tenant": "a"})}, {})
     with pytest.raises(UntrustedFile, match="no valid header"):

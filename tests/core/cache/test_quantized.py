@@ -1,4 +1,4 @@
-"""The quantised cache: bytes, bounds of the error, what must not drift, and awkward tensors built by hand."""
+"""The quantized cache: its bytes, error bounds and stability, and tensors with outliers."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ FREQUENCIES = 0.5 ** torch.arange(32)
 
 
 def fill(cache, tokens, seed=0, chunks=None):
-    """Random tokens; the keys and values of layer 0 [B, K, T, D]."""
+    """Append random tokens; return the keys and values of layer 0 [B, K, T, D]."""
     generator, first = torch.Generator().manual_seed(seed), []
     for size in chunks or [tokens]:
         cache.advance(size)
@@ -39,9 +39,9 @@ def fill(cache, tokens, seed=0, chunks=None):
     return [torch.cat(side, 2) for side in zip(*first)]
 
 
-def held(cache, layer=0, row=0):
-    """Keys and values that the cache stands for, tail included: [K, T, D] each, by their positions."""
-    found = []
+def decoded(cache, layer=0, row=0):
+    """Return the decoded keys and values, tail included, in order of position: [K, T, D] each."""
+    sides = []
     bulk = cache.bulks[row]
     positions = bulk.positions(bulk.slots)
     for side, part in enumerate((cache.format.keys, cache.format.values)):
@@ -51,8 +51,8 @@ def held(cache, layer=0, row=0):
             packed[name] = t[row : row + 1, :, : bulk.slots // per]
         numbers = decode(packed, part, cache.shape.layers[layer].head_dim)[0][:, positions < 2**62]
         tail = cache.tails[layer][side][row, :, : cache.lengths[row] - bulk.tokens].float()
-        found.append(torch.cat([numbers, tail], 1))
-    return found
+        sides.append(torch.cat([numbers, tail], 1))
+    return sides
 
 
 @every_format
@@ -64,7 +64,7 @@ def held(cache, layer=0, row=0):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_bytes_predicted_are_bytes_measured(name, shape, dtype):
+def test_predicted_bytes_equal_measured_bytes(name, shape, dtype):
     fmt = replace(get_kv_format(name), tail_bits=8 * dtype.itemsize)
     for tokens in (1, 40, 64, 65, 192, 200):
         cache = QuantizedCache(shape, 2, tokens, dtype, kv_format=name)
@@ -73,11 +73,11 @@ def test_bytes_predicted_are_bytes_measured(name, shape, dtype):
         assert tensor_bytes(cache.packed, cache.tails) == cache.nbytes() >= cache.nbytes_used()
         if tokens - fmt.packed_tokens(tokens) == min(
             tokens, fmt.tail
-        ):  # the tail is full: allocated for exactly that
+        ):  # the tail is full: exactly that size is allocated
             assert cache.nbytes() == kv_bytes(shape, tokens, 2, fmt)
 
 
-def test_the_bars_on_bytes_at_2048_tokens():
+def test_bytes_at_2048_tokens_are_below_the_limits():
     shape = KVShape.uniform(30, 3, 64)
     plain = kv_bytes(shape, 2048, 1, "bf16")
     for name, bar in (("int8", 0.55), ("int4", 0.33)):
@@ -87,7 +87,7 @@ def test_the_bars_on_bytes_at_2048_tokens():
 
 
 @every_format
-def test_codes_are_at_most_half_a_step_away_and_zeros_stay(name):
+def test_errors_are_at_most_half_a_step_and_zeros_are_exact(name):
     generator = torch.Generator().manual_seed(0)
     for part in (get_kv_format(name).keys, get_kv_format(name).values):
         for size in (1e-6, 1.0, 1e4):
@@ -98,7 +98,7 @@ def test_codes_are_at_most_half_a_step_away_and_zeros_stay(name):
             }
             back = decode(encode(x, part), part, 20)
             assert back.isfinite().all() and (back[0, :, :32] == 0).all() or part.axis == "tensor"
-            if part.code == "int":  # no group's range is wider than that of all
+            if part.code == "int":  # no group has a wider range than the whole tensor
                 levels = (1 << part.bits) - (1 if part.zero_bits else 2)
                 assert (back - x).abs().max() <= 0.52 * 2 * x.abs().max() / levels
             else:
@@ -107,54 +107,54 @@ def test_codes_are_at_most_half_a_step_away_and_zeros_stay(name):
                 )
 
 
-def test_the_step_is_that_of_the_groups_own_range():
-    """By hand: 4 bits over 0..15 are exact, a minimum far from zero costs nothing, a constant comes back."""
+def test_the_step_follows_the_range_of_the_group():
+    """4 bits store 0 to 15 exactly, also with a minimum far from zero, and constants are exact."""
     part = get_kv_format("int4").values  # per token
     x = torch.stack(
         [torch.arange(16.0), torch.arange(16.0) - 32, torch.full((16,), 5.0), torch.zeros(16)]
     )[None, None]
-    held = encode(x, part)
-    assert held["codes"][0, 0, 0].tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
-    assert torch.equal(decode(held, part, 16), x)
+    packed = encode(x, part)
+    assert packed["codes"][0, 0, 0].tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
+    assert torch.equal(decode(packed, part, 16), x)
     keys = get_kv_format("int4").keys  # per channel of 32 tokens
     y = torch.arange(32.0)[:, None].floor_divide(2).expand(32, 3) * torch.tensor([1.0, 100.0, 0.0])
     assert torch.equal(decode(encode(y[None, None], keys), keys, 3)[0, 0], y)
 
 
 @pytest.mark.parametrize("name", ["int4", "int2", "nvfp4", "int4_tensor", "int8"])
-def test_nothing_drifts_however_often_one_goes_back_into_the_bulk(name):
+def test_repeated_rewinds_into_the_packed_part_change_no_remaining_token(name):
     cache = QuantizedCache(KVShape.uniform(1, 2, 16), 1, 400, kv_format=name)
     fill(cache, 200)
-    before = held(cache)
+    before = decoded(cache)
     for time in range(12):
         cache.rewind(150 - 9 * time)
-        now = held(cache)
+        now = decoded(cache)
         for a, b in zip(before, now):
             assert torch.equal(a[:, : cache.length], b)
         fill(cache, 90, seed=time)
-        before = held(cache)
+        before = decoded(cache)
         assert before[0].shape[1] == cache.length
     assert cache.bulks[0].short or name == "int8"
 
 
-def test_rows_keep_every_part_of_their_state_and_never_alias():
+def test_select_moves_the_whole_state_of_a_row_and_shares_no_memory():
     cache = QuantizedCache(KVShape.uniform(1, 2, 16), 3, 300, kv_format="int4")
     fill(cache, 200)
     cache.rewind([150, 200, 90])
     fill(cache, 60)
-    before, frozen = [held(cache, row=row) for row in range(3)], cache.bulks[0].tokens
+    before, frozen = [decoded(cache, row=row) for row in range(3)], cache.bulks[0].tokens
     cache.select([2, 0, 0])
-    after = [held(cache, row=row) for row in range(3)]
+    after = [decoded(cache, row=row) for row in range(3)]
     for row, source in enumerate([2, 0, 0]):
         assert all(torch.equal(a, b) for a, b in zip(after[row], before[source]))
     cache.rewind([10, 20, 210])
     fill(cache, 80, seed=5)
     assert all(
-        torch.equal(a[:, :frozen], b[:, :frozen]) for a, b in zip(held(cache, row=2), before[0])
+        torch.equal(a[:, :frozen], b[:, :frozen]) for a, b in zip(decoded(cache, row=2), before[0])
     )
 
 
-def awkward(tokens=96):
+def with_outliers(tokens=96):
     generator = torch.Generator().manual_seed(3)
     keys, values, queries = (
         torch.randn(1, heads, tokens, 16, generator=generator) for heads in (2, 2, 4)
@@ -179,17 +179,17 @@ def error(name, keys, values, queries, dtype=torch.float32):
 
 
 @every_format
-def test_outlier_channels_zero_channels_and_huge_keys_give_numbers(name):
-    keys, values, queries = awkward()
+def test_outlier_channels_zero_channels_and_huge_keys_give_finite_results(name):
+    keys, values, queries = with_outliers()
     assert error(name, keys, values, queries) < 3
     assert error(name, keys * 1e4, values, queries * 1e-4) < 3
     assert error(name, keys, torch.zeros_like(values), queries) == 0
     error(name, keys, values, queries, torch.bfloat16)
 
 
-def test_a_scale_per_channel_bears_outliers_that_one_per_token_does_not():
+def test_a_scale_per_channel_handles_outliers_better_than_one_per_token():
     channel, token, tensor = (
-        error(name, *awkward()) for name in ("int4", "int4_token", "int4_tensor")
+        error(name, *with_outliers()) for name in ("int4", "int4_token", "int4_tensor")
     )
     assert 4 * channel < token and 4 * channel < tensor
 
@@ -197,7 +197,7 @@ def test_a_scale_per_channel_bears_outliers_that_one_per_token_does_not():
 @pytest.mark.parametrize("name", ["int8", "int4", "nvfp4", "int4_prerope"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 3), (28, 4), (5, 1), (3, 3)])
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_neighbouring_query_heads_share_a_kv_head(name, heads, kv_heads, tokens):
+def test_adjacent_query_heads_share_a_kv_head(name, heads, kv_heads, tokens):
     cache = QuantizedCache(
         KVShape.uniform(1, kv_heads, 64), 2, 200, kv_format=name, frequencies=FREQUENCIES
     )
@@ -211,7 +211,7 @@ def test_neighbouring_query_heads_share_a_kv_head(name, heads, kv_heads, tokens)
     ]
 
 
-def test_a_pass_that_broke_off_is_forgotten_in_every_layer():
+def test_a_rewind_after_an_interrupted_pass_leaves_all_layers_equal_in_length():
     cache, twin = (
         QuantizedCache(KVShape.uniform(3, 2, 16), 1, 300, kv_format="int4") for _ in range(2)
     )
@@ -220,18 +220,18 @@ def test_a_pass_that_broke_off_is_forgotten_in_every_layer():
     cache.advance(40)
     cache.append(
         0, torch.full((1, 2, 40, 16), 9.0), torch.full((1, 2, 40, 16), 9.0)
-    )  # and then an error
+    )  # then the pass stops with an error
     cache.rewind(64)
     for one in (cache, twin):
         fill(one, 80, seed=1)
     assert cache.lengths == twin.lengths
     for layer in (0, 1, 2):
-        for a, b in zip(held(cache, layer), held(twin, layer)):
+        for a, b in zip(decoded(cache, layer), decoded(twin, layer)):
             assert a.shape == b.shape and (a - b).abs().max() < 1.0
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "nvfp4"])
-def test_a_model_generates_through_it_and_a_batch_equals_its_rows_alone(kind):
+def test_a_batch_generates_the_same_tokens_as_its_rows_alone(kind):
     model = tiny_model(num_kv_heads=2, head_dim=16)
     prompts = [list(range(3, 90)), [5, 6, 7], list(range(20, 70))]
     together = generate(model, prompts, max_new_tokens=20, end_ids=(), cache=kind)
@@ -247,26 +247,26 @@ def test_a_model_generates_through_it_and_a_batch_equals_its_rows_alone(kind):
         )
 
 
-def test_keys_turned_back_first_are_those_before_rope():
-    """A constant key is constant over tokens before RoPE, and loses nothing there; after RoPE it varies."""
+def test_quantizing_before_rope_is_better_for_constant_keys():
+    """A key that is constant over tokens is exact before RoPE; after RoPE it varies."""
     model = tiny_model(head_dim=16)
     frequencies = model.rotary.config.frequencies(16)
     key = torch.randn(1, 2, 1, 16, generator=torch.Generator().manual_seed(1)).expand(1, 2, 96, 16)
-    turned = rotate(key, *cos_sin(torch.arange(96), frequencies))
+    rotated = rotate(key, *cos_sin(torch.arange(96), frequencies))
     errors, keys, values = {}, get_kv_format("int2").keys, get_kv_format("int8").values
     for before in (False, True):
         cache = quantized_cache(KVFormat("x", keys, values, 64, before_rope=before), frequencies)(
             KVShape.uniform(1, 2, 16), 1, 96
         )
         cache.advance(96)
-        cache.append(0, turned, turned)
+        cache.append(0, rotated, rotated)
         query = torch.randn(1, 2, 96, 16, generator=torch.Generator().manual_seed(0))
-        expected = attention(query, turned, turned, torch.arange(96), torch.arange(96))
+        expected = attention(query, rotated, rotated, torch.arange(96), torch.arange(96))
         errors[before] = (cache.attend(0, query) - expected).abs().mean()
     assert errors[True] < 0.25 * errors[False]
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_formats_raise():
     shape = KVShape.uniform(1, 2, 16)
     for name, words in [
         ("bf16", "no scales"),
@@ -281,7 +281,7 @@ def test_what_cannot_be_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_attention_over_a_packed_cache_needs_one_layers_working_set_beside_it(name):
+def test_attention_needs_the_working_memory_of_one_layer(name):
     shape = KVShape.uniform(16, 4, 64)
     cache = QuantizedCache(shape, 1, 16384, torch.bfloat16, kv_format=name)
     for _ in range(16):

@@ -1,7 +1,8 @@
-"""5,000 random operations (feed, step, rewind, select) on every kind of cache against rows kept as lists.
+"""Random operations (feed, step, rewind, select) on every cache, compared with rows stored as lists.
 
-The oracle of a quantised cache is the rule itself: of a row's full-precision tokens the oldest whole block is quantised
-when there are more than the tail holds, once; what is quantised stays as it is. That of a windowed cache is the band.
+The oracle of a quantized cache applies the rule directly: if a row has more full-precision tokens
+than fit into the tail, the oldest whole block is quantized, once. Quantized tokens do not change
+afterwards. The oracle of a windowed cache is a band mask.
 """
 
 from dataclasses import replace
@@ -79,14 +80,14 @@ KINDS = {
         for n, f in {"int8": "int8", "fp8": "fp8", "groups": "int4_g32"}.items()
     },
     **{
-        f"quantised, {n}": (
+        f"quantized, {n}": (
             lambda f=f: quantized_cache(f),
             HYBRID if n == "channels" else UNIFORM,
             {"format": f},
         )
         for n, f in FORMATS.items()
     },
-    "quantised, before RoPE": (
+    "quantized, before RoPE": (
         lambda: quantized_cache(KVFormat("x", CHANNEL, TOKEN, 6, before_rope=True), FREQUENCIES),
         UNIFORM,
         {"format": KVFormat("x", CHANNEL, TOKEN, 6), "frequencies": FREQUENCIES},
@@ -94,18 +95,21 @@ KINDS = {
 }
 
 
-def turned(heads, positions):
-    """[K, T, D] turned by positions: complex numbers, the textbook way."""
+def rotated(heads, positions):
+    """Rotate heads [K, T, D] by positions, with complex numbers."""
     first, second = heads.double().chunk(2, -1)
-    spin = torch.polar(
+    rotation = torch.polar(
         torch.ones(len(positions), 4).double(), positions[:, None].double() * FREQUENCIES.double()
     )
-    out = torch.complex(first, second) * spin
+    out = torch.complex(first, second) * rotation
     return torch.cat((out.real, out.imag), -1).float()
 
 
 class Oracle:
-    """row -> tokens; a token is, per layer, [key [K, D], value [K, D]]. `frozen[row]` tokens are quantised."""
+    """Rows of tokens; a token is [key [K, D], value [K, D]] per layer.
+
+    The first `frozen[row]` tokens of a row are quantized.
+    """
 
     def __init__(
         self, shape, batch, capacity, window=None, sinks=0, slack=0, format=None, frequencies=None
@@ -142,17 +146,17 @@ class Oracle:
                         [token[layer][side] for token in self.rows[row][start:stop]], 1
                     )  # [K, T, D]
                     at = torch.arange(start, stop)
-                    turn = side == 0 and self.frequencies is not None
-                    block = turned(block, -at) if turn else block
+                    before_rope = side == 0 and self.frequencies is not None
+                    block = rotated(block, -at) if before_rope else block
                     block = decode(encode(block[None], part), part, block.shape[-1])[0]
-                    block = turned(block, at) if turn else block
+                    block = rotated(block, at) if before_rope else block
                     for i in range(stop - start):
                         self.rows[row][start + i][layer][side] = block[:, i]
             self.frozen[row] = stop
 
-    def may_rewind(self, kept):
-        """Whether the windowed cache still holds all that the next query would see."""
-        for row, keep in enumerate(kept):
+    def may_rewind(self, lengths_to_keep):
+        """Return True if the windowed cache still stores all tokens that the next query would see."""
+        for row, keep in enumerate(lengths_to_keep):
             for layer, slots in enumerate(self.slots[row]):
                 window, sinks = self.band(layer)
                 needed = {
@@ -162,11 +166,12 @@ class Oracle:
                     return False
         return True
 
-    def rewind(self, kept):
-        self.rows = [row[:keep] for row, keep in zip(self.rows, kept)]
-        self.frozen = [min(frozen, keep) for frozen, keep in zip(self.frozen, kept)]
+    def rewind(self, lengths_to_keep):
+        self.rows = [row[:keep] for row, keep in zip(self.rows, lengths_to_keep)]
+        self.frozen = [min(frozen, keep) for frozen, keep in zip(self.frozen, lengths_to_keep)]
         self.slots = [
-            [{} for _ in layers] if keep == 0 else layers for layers, keep in zip(self.slots, kept)
+            [{} for _ in layers] if keep == 0 else layers
+            for layers, keep in zip(self.slots, lengths_to_keep)
         ]
 
     def select(self, rows):
@@ -176,10 +181,10 @@ class Oracle:
 
     def attend(self, layer, row, queries, positions):
         home = self.shape.layers[layer].shared_with
-        held = [token[layer if home is None else home] for token in self.rows[row]]
-        keys, values = (torch.stack([pair[side] for pair in held], 1)[None] for side in (0, 1))
+        stored = [token[layer if home is None else home] for token in self.rows[row]]
+        keys, values = (torch.stack([pair[side] for pair in stored], 1)[None] for side in (0, 1))
         return attention(
-            queries[None], keys, values, positions, torch.arange(len(held)), *self.band(layer)
+            queries[None], keys, values, positions, torch.arange(len(stored)), *self.band(layer)
         )[0]
 
 
@@ -210,7 +215,7 @@ def feed(cache, oracle, num_tokens, counts, generator):
                 near = 2e-5 if oracle.format is None else 1e-4
                 if (
                     oracle.frequencies is not None
-                ):  # turned back in float32, a scale may fall on the next 16-bit number
+                ):  # after rotating back in float32, a scale may round to the next 16-bit number
                     near = 5e-3
                 torch.testing.assert_close(out[b, :, : real[b]], expected, atol=near, rtol=near)
 
@@ -235,21 +240,21 @@ def run(kind, operations, batch, capacity=40):
             else:
                 feed(cache, oracle, tokens, counts, generator)
         elif name == "rewind":
-            back = pick(0, 3) == 0  # often a little, sometimes anywhere
-            kept = [pick(0, held) if back else max(held - pick(0, 4), 0) for held in lengths]
-            if not kind.startswith("windowed") or oracle.may_rewind(kept):
+            back = pick(0, 3) == 0  # often a few tokens, sometimes any number
+            lengths_to_keep = [
+                pick(0, length) if back else max(length - pick(0, 4), 0) for length in lengths
+            ]
+            if not kind.startswith("windowed") or oracle.may_rewind(lengths_to_keep):
                 try:
-                    cache.rewind(kept)
-                    oracle.rewind(kept)
-                except (
-                    BadRequest
-                ):  # a row back inside its sinks may be refused later, where layers differ in sinks
+                    cache.rewind(lengths_to_keep)
+                    oracle.rewind(lengths_to_keep)
+                except BadRequest:  # if layers differ in sinks, a later rewind may raise
                     assert kind.startswith("windowed") and any(
                         layer.sinks for layer in cache.shape.layers
                     )
             else:
                 with pytest.raises(BadRequest, match="cannot go back"):
-                    cache.rewind(kept)
+                    cache.rewind(lengths_to_keep)
         else:
             rows = [pick(0, cache.batch - 1) for _ in range(pick(1, 4))]
             cache.select(rows)
@@ -260,13 +265,13 @@ def run(kind, operations, batch, capacity=40):
 
 
 def check_bytes(cache):
-    """Of the formula: slots for every row that is there, used ones for every token; a window saves nothing here."""
+    """Compare allocated and used bytes with the formula; a window saves nothing here."""
     everything = KVShape(
         tuple(replace(layer, window=None, sinks=0) for layer in cache.shape.layers)
     )
     assert cache.nbytes() == kv_bytes(everything, cache.slots, cache.batch, kv_format="fp32")
     assert cache.nbytes_used() == sum(
-        kv_bytes(everything, held, 1, kv_format="fp32") for held in cache.lengths
+        kv_bytes(everything, length, 1, kv_format="fp32") for length in cache.lengths
     )
 
 
@@ -276,7 +281,7 @@ def few_slots(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_operations_equal_rows_kept_as_lists(kind, few_slots):
+def test_random_operations_equal_rows_stored_as_lists(kind, few_slots):
     @settings(max_examples=6, deadline=None, derandomize=True, database=None)
     @given(st.lists(OPERATIONS, min_size=6, max_size=12), st.integers(1, 3))
     def check(operations, batch):
@@ -287,7 +292,7 @@ def test_random_operations_equal_rows_kept_as_lists(kind, few_slots):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_thousands_of_random_operations_equal_rows_kept_as_lists(kind, few_slots):
+def test_thousands_of_random_operations_equal_rows_stored_as_lists(kind, few_slots):
     done = []
 
     @settings(

@@ -1,4 +1,4 @@
-"""The windowed cache: what it holds, what it gives, how far it goes back, and sinks that are turned again."""
+"""The windowed cache: the tokens it stores, its output, and how far it can rewind."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from labkit.plan.kv import KVShape, LayerKV, kv_bytes
 
 
 def positions(cache, layer=0, row=0):
-    found = cache.cached_keys(layer)[1][row].tolist()
-    return sorted(p for p in found if p < 2**62)
+    slots = cache.cached_keys(layer)[1][row].tolist()
+    return sorted(p for p in slots if p < 2**62)
 
 
 def numbered(cache, count):
-    """Push tokens one by one; key and value of token s are s everywhere."""
+    """Append tokens one by one; key and value of token s are s everywhere."""
     for s in range(cache.length, cache.length + count):
         cache.advance(1)
         for layer, spec in enumerate(cache.shape.layers):
@@ -24,7 +24,7 @@ def numbered(cache, count):
             cache.append(layer, token, token)
 
 
-def test_eight_of_eight_and_then_the_first_goes():
+def test_the_ninth_token_replaces_the_first_in_a_window_of_eight():
     cache = WindowedCache(KVShape.uniform(1, 2, 4, window=8))
     numbered(cache, 8)
     assert positions(cache) == list(range(8))
@@ -33,14 +33,14 @@ def test_eight_of_eight_and_then_the_first_goes():
     assert cache.keys[0].shape[2] == 8  # a window of 8 is not 9
 
 
-def test_sinks_stay_beside_the_window():
+def test_sinks_stay_next_to_the_window():
     cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=2)
     numbered(cache, 20)
     assert positions(cache) == [0, 1, *range(14, 20)]
     assert sorted(cache.keys[0][0, 0, :, 0].tolist()) == positions(cache)
 
 
-def test_a_hybrid_counts_what_it_saw_and_its_global_layer_holds_all():
+def test_a_layer_without_window_stores_all_tokens():
     cache = WindowedCache(KVShape((LayerKV(2, 4, window=4), LayerKV(2, 4))))
     numbered(cache, 10)
     assert (
@@ -52,7 +52,7 @@ def test_a_hybrid_counts_what_it_saw_and_its_global_layer_holds_all():
 
 
 @pytest.mark.parametrize("capacity", [3, 8, 40, None])
-def test_bytes_are_those_of_the_formula(capacity):
+def test_bytes_equal_the_formula(capacity):
     shape = KVShape(
         (
             LayerKV(2, 4, window=4),
@@ -73,7 +73,7 @@ def test_bytes_are_those_of_the_formula(capacity):
 
 @pytest.mark.parametrize("chunk", [None, 1, 7])
 @pytest.mark.parametrize("window", [40, 64])
-def test_a_window_that_is_never_full_changes_no_token(chunk, window):
+def test_a_window_that_is_never_full_is_exact(chunk, window):
     model = tiny_model()
     prompts = [list(range(3, 30)), [5, 6, 7]]
     expected = generate(model, prompts, max_new_tokens=13, end_ids=())
@@ -89,8 +89,8 @@ def test_a_window_that_is_never_full_changes_no_token(chunk, window):
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, 8])
-def test_a_prompt_longer_than_the_window_gives_the_models_own_band(chunk):
-    """An imposed window is the model with windows: the oracle is one pass with a band mask."""
+def test_an_imposed_window_equals_a_model_with_windows(chunk):
+    """The oracle is one pass of a model with windows, with a band mask."""
     model, banded = tiny_model(), tiny_model("mistral", windows=(4, 4))
     for prompts in ([list(range(3, 30))], [list(range(3, 30)), [5, 6], list(range(40, 53))]):
         expected = generate(banded, prompts, max_new_tokens=9, end_ids=(), cache="none")
@@ -105,8 +105,8 @@ def test_a_prompt_longer_than_the_window_gives_the_models_own_band(chunk):
         assert [c.tokens for c in got] == [c.tokens for c in expected]
 
 
-def test_early_tokens_reach_late_ones_across_chunks():
-    """Window 4, chunks of 4: token 3 is seen by 4, 5 and 6. A cache that is block-local shows it to none of them."""
+def test_tokens_of_one_chunk_see_those_of_the_chunk_before():
+    """With window 4 and chunks of 4, tokens 4, 5 and 6 see token 3 of the first chunk."""
     cache = WindowedCache(KVShape.uniform(1, 1, 4, window=4))
     for start in (0, 4):
         cache.advance(4)
@@ -118,14 +118,14 @@ def test_early_tokens_reach_late_ones_across_chunks():
 @pytest.mark.parametrize(
     ("slack", "back", "works"), [(0, 1, True), (0, 2, False), (3, 4, True), (3, 5, False)]
 )
-def test_it_goes_back_as_far_as_it_holds_and_refuses_the_rest(slack, back, works):
+def test_rewind_goes_back_slack_plus_one_tokens_and_no_further(slack, back, works):
     cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=1)
     cache.allow_rewind(slack)
     numbered(cache, 20)
     if works:
         cache.rewind(20 - back)
         with pytest.raises(BadRequest, match="cannot go back"):
-            cache.rewind(20 - back - 1)  # what was overwritten is still gone
+            cache.rewind(20 - back - 1)  # overwritten tokens are still missing
         numbered(cache, 1)
         seen = cache.attend(0, torch.zeros(1, 2, 1, 4))[0, 0, 0, 0]
         assert seen == pytest.approx(sum([0, *range(20 - back - 5, 20 - back + 1)]) / 7)
@@ -135,21 +135,21 @@ def test_it_goes_back_as_far_as_it_holds_and_refuses_the_rest(slack, back, works
         ):
             cache.rewind(20 - back)
         assert cache.length == 20
-    cache.rewind(1)  # the sink alone
+    cache.rewind(1)  # only the sink
     cache.rewind(0)
     numbered(cache, 9)
     assert set(positions(cache)) >= {0, *range(3, 9)}
 
 
 @pytest.mark.parametrize("new", [1, 3])
-def test_an_empty_cache_can_be_asked_to_keep_more_for_a_rewind(new):
+def test_allow_rewind_works_on_an_empty_cache_only(new):
     cache = WindowedCache(KVShape.uniform(1, 2, 4), window=6, sinks=1)
     cache.allow_rewind(4)
     numbered(cache, 20)
     cache.advance(new)
     cache.rewind(20 + new - 5)
     assert cache.most_at_once() == (6,)
-    cache.allow_rewind(50)  # too late: the rest is gone
+    cache.allow_rewind(50)  # too late: the other tokens have been dropped
     assert cache.slack == 4
 
 
@@ -161,6 +161,6 @@ def test_an_empty_cache_can_be_asked_to_keep_more_for_a_rewind(new):
         {"window": 0},
     ],
 )
-def test_what_cannot_be_is_refused(options):
+def test_invalid_options_raise(options):
     with pytest.raises(BadRequest):
         WindowedCache(KVShape.uniform(1, 2, 8), **options)
