@@ -1,17 +1,19 @@
-// The whole decoder in one call, for a CPU. build.py compiles this file; notebook 14 walks through it.
+// The whole decoder in one call, for a CPU. build.py compiles this file, and notebook 14 explains it.
 //
-// One token of a small model is 120 matrix products of a few microseconds each. If Python called them one by one, calling
-// would take as long as computing. So the stack of layers is one function here, run by one team of threads that meet at
-// barriers. What remains is to read every weight once, at the speed of memory:
+// One token of a small model needs 120 matrix products of a few microseconds each. Python would need as long to call them
+// as they take. Here one function runs all layers. Its threads meet at barriers. The time that remains is the time to read
+// each weight once from memory.
 //
-//   weights       16 rows are interleaved: one 64-byte register holds 16 rows x 4 columns. `dot4` multiplies it
-//                 by four activations (the same for all rows) and adds to 16 sums: no shuffle, no sum over lanes
-//   activations   32 neighbours share a scale: code = round(127 x / max|x|), and the products are exact integers
-//   tile          up to 8 tokens share a register of weights: it is read and unpacked once and multiplied 8 times
+//   weights       16 rows are interleaved: one 64-byte register has 4 columns of 16 rows. `dot4` multiplies them by four
+//                 activations, which are the same for all rows, and adds to 16 sums. It needs no shuffle and no sum over
+//                 the lanes of a register.
+//   activations   32 neighbours share a scale: code = round(127 x / max|x|). The products of codes are exact integers.
+//   tile          up to 8 tokens share a register of weights: it is read and unpacked once, and multiplied 8 times.
 //
-// Each token meets the same operations in the same order, whatever the batch, the tile or the threads: five rows give
-// bit for bit what five single rows give. W floats fill a register: 16 with AVX-512. native_other.cpp has the same
-// primitives for other instruction sets. Letters as in labkit.model: N tokens, E, H, K, D, I, V; g counts groups of 32.
+// For each token, the operations and their order are always the same. They do not depend on the batch, the tile or the
+// number of threads: the results of five rows are bit for bit those of five single rows. A register has W floats, with
+// AVX-512 16. native_other.cpp has the same primitives for other instruction sets. Letters as in labkit.model: N tokens,
+// E, H, K, D, I, V. g counts groups of 32.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,9 +23,9 @@
 #include <cstring>
 #include <thread>
 #ifdef _OPENMP
-extern "C" int omp_get_thread_num(), omp_get_num_threads();  // of the library that torch has loaded, see build.py
+extern "C" int omp_get_thread_num(), omp_get_num_threads();  // in the library that torch has loaded, see build.py
 #endif
-#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)  // unrolled, which turns arrays into registers
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)  // unrolled, so that arrays become registers
 #define EACH2(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i += 2)
 #define INLINE static INLINE_IN
 #define INLINE_IN inline __attribute__((always_inline))
@@ -40,7 +42,7 @@ template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {  // weig
     return (vi)_mm512_dpbusd_epi32((__m512i)sums, weights, _mm512_set1_epi32(four));
 }
 #ifdef __AVX512BF16__
-#define BF16_DOTS  // two columns at once, in exchange for activations rounded to bfloat16
+#define BF16_DOTS  // two columns at once, but activations are rounded to bfloat16
 INLINE vf dot2(vf sums, vb a, vb b) { return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
 INLINE vf dot2(vf sums, vb weights, int32_t two) { return dot2(sums, weights, _mm512_set1_epi32(two)); }
 #endif
@@ -54,7 +56,8 @@ INLINE vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)
 INLINE vf maximum(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE float largest(vf x) { return _mm512_reduce_max_ps((__m512)x); }
 INLINE float sum(vf x) { return _mm512_reduce_add_ps((__m512)x); }
-// The lanes of W registers summed, W sums in one register: 45 instructions as a tree for 16, about 128 one by one.
+// Sum the lanes of each of W registers; the W sums fill one register. For 16, this tree needs 45 instructions, and single
+// sums about 128.
 template <int N> INLINE vf fold(vf x, vf y) {
     __m512 a = (__m512)x, b = (__m512)y;
     __m512d c = (__m512d)x, d = (__m512d)y;
@@ -62,7 +65,7 @@ template <int N> INLINE vf fold(vf x, vf y) {
     else if constexpr (N == 4) return (vf)_mm512_unpacklo_pd(c, d) + (vf)_mm512_unpackhi_pd(c, d);
     else return (vf)_mm512_shuffle_f32x4(a, b, 0x88) + (vf)_mm512_shuffle_f32x4(a, b, 0xDD);
 }
-template <int Q> struct Many { vf of[Q]; };  // one for each of Q queries
+template <int Q> struct Many { vf of[Q]; };  // one register per query
 template <int N, int Q, class Dot> INLINE Many<Q> dots(const Dot& dot, int first = 0) {
     if constexpr (N == 1) return dot(first);
     else {
@@ -84,7 +87,8 @@ INLINE vf exponential(vf x) {                                          // 2^n * 
     for (float c : {1.3981999e-3f, 8.3334519e-3f, 4.1665796e-2f, 1.6666665e-1f, 0.5f, 1.f, 1.f}) p = fma(p, r, set(c));
     return (vf)((vi)p + (n << 23));
 }
-// Two registers of neighbours. For bfloat16 the even and the odd numbers: a float is a bfloat16 with 16 more low bits.
+// Load 2 W neighbours into two registers. For bfloat16, one gets the even numbers and one the odd numbers: a bfloat16 is
+// the upper half of a float.
 INLINE void load2(const float* p, vf& a, vf& b) { a = load<vf>(p), b = load<vf>(p + W); }
 INLINE void load2(const uint16_t* p, vf& a, vf& b) {
     vi x = load<vi>(p);
@@ -96,20 +100,20 @@ INLINE void put(uint16_t* p, float x) {
     *p = (u + 0x7FFF + (u >> 16 & 1)) >> 16;  // to nearest, ties to even
 }
 
-// ---- Matrices, as Python hands them over; structures.py has the same fields.
+// ---- Matrices, as Python passes them. structures.py has the same fields.
 enum Kind { BF16, INT4_ROW, INT4_MINIMUM, INT4_ZERO, INT8_ROW, INT8_MINIMUM, INT8_ZERO };
 constexpr int bits(int kind) { return kind == BF16 ? 16 : kind <= INT4_ZERO ? 4 : 8; }
 constexpr bool by_row(int kind) { return kind == INT4_ROW || kind == INT8_ROW; }
 struct Matrix {
-    const uint8_t* blocks;       // of 16 rows; in each, per group: 16 fp16 scales, 16 fp16 offsets, then its codes
-    const float *scale, *bias;   // per row, in the order of the blocks; scale only of row formats; either may be null
+    const uint8_t* blocks;       // of 16 rows; per group 16 fp16 scales, 16 fp16 offsets, then the codes
+    const float *scale, *bias;   // per row, in the order of the blocks, or null; `scale`: row formats only
     int32_t rows, cols, groups;  // groups of 32 columns, with padding
     int32_t kind, per, pair;     // `per` groups share scale and offset; pair: blocks of gate and up alternate
 };
 static size_t block_bytes(const Matrix& m) {
     return (size_t)m.groups * 64 * bits(m.kind) + (m.kind == BF16 || by_row(m.kind) ? 0 : m.groups / m.per * 64);
 }
-static float weight(const Matrix& m, int row, int col) {  // one number, slowly: for rows of an embedding
+static float weight(const Matrix& m, int row, int col) {  // one number; slow, for rows of an embedding
     int g = col / 32, c = col % 32, lane = row % 16;
     const uint8_t* p = m.blocks + row / 16 * block_bytes(m) + (size_t)g * 64 * bits(m.kind);
     if (m.kind == BF16) {
@@ -125,17 +129,17 @@ static float weight(const Matrix& m, int row, int col) {  // one number, slowly:
     return m.kind == INT4_MINIMUM || m.kind == INT8_MINIMUM ? code * scale + offset : (code + offset) * scale;
 }
 
-// Activations as a tile reads them: [tile][group of 32 columns][token of the tile][32].
+// Activations in the order in which a tile reads them: [tile][group of 32 columns][token of the tile][32].
 constexpr int TILE = 8;
-struct Group { float scale, sum; int32_t codes; };  // of 32 numbers: their scale, their sum, the sum of their codes
+struct Group { float scale, sum; int32_t codes; };  // of 32 numbers: scale, sum, and sum of codes
 struct Inputs { int8_t* codes; float* floats; Group* group; };
-// Turn one token's vector x, times a norm's weight and factor if given, into the input of matrix m.
+// Convert the vector x of one token into the input of matrix m. With `norm`, first multiply it by norm and factor.
 static void prepare(const Inputs& in, const Matrix& m, int n, int N, const float* x, const float* norm, float factor) {
     int first = n / TILE * TILE, width = std::min(TILE, N - first);
     for (int g = 0; g < m.groups; g++) {
         size_t slot = (size_t)first * m.groups + (size_t)g * width + (n - first);
         alignas(64) float v[32] = {};
-        const int here = std::max(0, std::min(32, m.cols - 32 * g));  // the padding of a group of 64 may be a whole 32
+        const int here = std::max(0, std::min(32, m.cols - 32 * g));  // 0: in a group of 64, 32 columns can be padding
         if (norm) for (int c = 0; c < here; c++) v[c] = x[32 * g + c] * (factor * norm[32 * g + c]);
         else memcpy(v, x + 32 * g, 4 * here);
         if (m.kind == BF16) {
@@ -158,9 +162,9 @@ static void prepare(const Inputs& in, const Matrix& m, int n, int N, const float
         in.group[slot] = {reach / 127.f, reach / 127.f * codes, (int32_t)codes};
     }
 }
-// One block of 16 rows times NT tokens: y[t][row]. `part` walks over the 16 rows if a register has fewer lanes.
+// Multiply one block of 16 rows by NT tokens: y[t][row]. If a register has fewer than 16 lanes, `part` runs over the rows.
 template <int KIND, int NT> static void tile(const Matrix& m, int block, const Inputs& in, size_t slot, float (*y)[16]) {
-    constexpr int BITS = bits(KIND);  // no prefetching: the hardware sees one long run by itself
+    constexpr int BITS = bits(KIND);  // no prefetching: the hardware detects the one long run
     for (int part = 0; part < 16; part += W) {
         const uint8_t* w = m.blocks + block * block_bytes(m);
         vf sums[NT] = {}, odd[NT] = {}, scale = {}, offset = {};
@@ -174,7 +178,7 @@ template <int KIND, int NT> static void tile(const Matrix& m, int block, const I
                 const int8_t* x = in.codes + slot * 64;
                 EACH2(i, 16) {
                     vb a = load<vb>(w + 64 * i), b = load<vb>(w + 64 * i + 64);
-                    asm("" : "+v"(a), "+v"(b));  // keep them in registers: for three tokens GCC would load them three times
+                    asm("" : "+v"(a), "+v"(b));  // keep them in registers; otherwise GCC loads them once per token
                     EACH(t, NT) {
                         sums[t] = dot2(sums[t], a, load<int32_t>(x + 64 * t + 4 * i));
                         odd[t] = dot2(odd[t], b, load<int32_t>(x + 64 * t + 4 * i + 4));
@@ -193,8 +197,8 @@ template <int KIND, int NT> static void tile(const Matrix& m, int block, const I
 #endif
             } else {
                 vi total[NT];
-                EACH(t, NT) total[t] = by_row(KIND) ? vi{} - (in.group[slot + t].codes << (BITS - 1)) : vi{};  // stored plus 8 or 128
-                EACH(i, 8) {  // column fours outside, tokens inside: NT chains of sums run side by side
+                EACH(t, NT) total[t] = by_row(KIND) ? vi{} - (in.group[slot + t].codes << (BITS - 1)) : vi{};  // undo the + 8 or + 128
+                EACH(i, 8) {  // the inner loop is over tokens: NT independent sums
                     vb codes = load<vb>(w + (BITS == 4 ? i % 4 : i) * 64 + 4 * part);
                     if (BITS == 4) codes = i < 4 ? low(codes) : high(codes);
                     EACH(t, NT) total[t] = dot4<BITS>(total[t], codes, load<int32_t>(in.codes + (slot + t) * 32 + 4 * i));
@@ -220,7 +224,8 @@ typedef void (*Tile)(const Matrix&, int, const Inputs&, size_t, float (*)[16]);
 static const Tile TILE_OF[7][TILE] = {TILES(BF16), TILES(INT4_ROW), TILES(INT4_MINIMUM), TILES(INT4_ZERO), TILES(INT8_ROW),
                                       TILES(INT8_MINIMUM), TILES(INT8_ZERO)};
 
-// ---- The team: threads that run the same function and meet at barriers. They spin, since a phase lasts microseconds.
+// ---- The team: threads that run the same function and wait for each other at barriers. They spin while they wait, because
+// a phase takes only microseconds.
 struct Team {
     int id, size;
     std::atomic<int>*arrived, *round;
@@ -230,7 +235,7 @@ struct Team {
         else while (round->load(std::memory_order_acquire) == now) ++spins < 4096 ? relax() : std::this_thread::yield();
     }
 };
-// y = m x for N tokens: each thread takes a run of blocks and hands each finished tile to `done`.
+// Compute y = m x for N tokens. Each thread takes a range of blocks, and calls `done` for each finished tile.
 template <class Done> static void multiply(const Matrix& m, const Inputs& in, int N, const Team& team, Done done) {
     int wide = 1 + m.pair, units = (m.rows / wide + 15) / 16;
     for (int u = units * team.id / team.size; u < units * (team.id + 1) / team.size; u++)

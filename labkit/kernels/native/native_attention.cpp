@@ -1,17 +1,18 @@
 // The third part of native.cpp: attention over a contiguous cache of float32, bfloat16 or INT8 numbers.
 //
-// A part is 512 keys. Per query head it keeps the largest score m, the sum of exponentials l and the weighted sum of
-// values; two parts are merged by rescaling to the larger m (Milakov and Gimelshein 2018; "flash-decoding", Dao et al.
-// 2023). Parts end at multiples of 512 whatever the batch, so results do not depend on it. Long parts without explicit
-// prefetching are fastest: from 94 MB one core read 27 GB/s in runs of 512 keys, 20 GB/s in runs of 128, and 19 GB/s
-// with prefetch instructions. table_attention.cpp does the same through block tables, for caches outside of this call.
+// The keys are split into parts of 512. For each part and query head, the code computes the largest score m, the sum of
+// exponentials l and the weighted sum of values. Two parts are merged by rescaling both to the larger m (Milakov and
+// Gimelshein 2018; "flash-decoding", Dao et al. 2023). Parts end at multiples of 512 for every batch, so results do not
+// depend on the batch. Long parts without explicit prefetching are fastest: from 94 MB, one core read 27 GB/s in runs of
+// 512 keys, 20 GB/s in runs of 128, and 19 GB/s with prefetch instructions. table_attention.cpp does the same for caches
+// with block tables.
 //
-//   INT8     number = scale * code + minimum, one pair per token: a score is scale * (q . code) + minimum * sum(q). The
-//            weight of a value's codes is p * scale, and p * minimum is summed once for all of D.
-enum Numbers { FLOAT32, BFLOAT16, INT8 };
+//   INT8     number = scale * code + minimum, with one pair per token. A score is scale * (q . code) + minimum * sum(q).
+//            With a weight p, the codes of a value count p * scale, and p * minimum is added once to all of D.
+
 constexpr int CHUNK = 512;            // keys per part
-constexpr int HEADS = 3, WIDE = 512;  // query heads at once, the largest D
-struct Cached {                       // neighbouring tokens of one head; scales of INT8, else null
+constexpr int HEADS = 3, WIDE = 512;  // query heads at once; the largest D
+struct Cached {                       // neighbouring tokens of one head; scales: INT8 only, otherwise null
     const void *keys, *values;
     const uint16_t *key_scale, *key_minimum, *value_scale, *value_minimum;
 };
@@ -31,11 +32,12 @@ static void merge(float* into, float m, float l, const float* values, int D) {
     for (; d < D; d++) into[16 + d] = into[16 + d] * a + values[d] * b;
 }
 
-// ---- Q <= 3 query heads of one KV head over `count` <= 512 neighbouring keys. A key is read and widened once for all Q.
-// D = 32 C; C = 0: any other, in plain loops. q [Q][WIDE] is scaled, and in the order of `load2` (see `place`).
+// ---- Q <= 3 query heads of one KV head and `count` <= 512 neighbouring keys. Each key is read and widened once for all Q.
+// D is 32 C; with C = 0, D is any number, and the loops are plain. q [Q][WIDE] is scaled, in the order of `load2` (`place`).
 typedef float Scores[CHUNK + 16];
-// Some CPUs multiply 32 pairs of 16-bit numbers and add neighbours in one instruction. There, numbers stay that narrow:
-// bfloat16 as it is, codes as integers. Queries and weights are rounded to bfloat16, or to 15 and 14 bits.
+// Some CPUs multiply 32 pairs of 16-bit numbers and add neighbours in one instruction. There, numbers keep 16 bits:
+// bfloat16 is not converted, and codes become integers. For bfloat16, queries and weights are rounded to bfloat16; for codes,
+// to integers of 15 and 14 bits.
 template <class KV> struct Pairs { static constexpr bool here = false; };
 #ifdef BF16_DOTS
 template <> struct Pairs<uint16_t> {
@@ -55,11 +57,11 @@ template <> struct Pairs<uint8_t> {
     static INLINE_IN vb load32(const uint8_t* p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
     static INLINE_IN Sum dot(Sum sums, vb a, vb b) { return (vi)_mm512_dpwssd_epi32((__m512i)sums, a, b); }
     static INLINE_IN float step(float reach, float most) { return reach > 1e-30f ? reach / most : 1.f; }
-    static INLINE_IN uint16_t narrow(float x) { return load<uint32_t>(&(x += 12582912.f)); }  // as `nearest`; the low half of it
+    static INLINE_IN uint16_t narrow(float x) { return load<uint32_t>(&(x += 12582912.f)); }  // as `nearest`, the low half
     static INLINE_IN vf tofloat(Sum x) { return ::tofloat(x); }
 };
 #endif
-constexpr float MOST_QUERY = 32767, MOST_WEIGHT = 16383;  // sums of 512 codes times these still fit into 32 bits
+constexpr float MOST_QUERY = 32767, MOST_WEIGHT = 16383;  // so that sums over 512 codes fit into 32 bits
 template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* keys, int count, int D, Scores* p) {
     constexpr int R = C * 32 / W;  // registers per head
     if constexpr (C == 0) {
@@ -105,10 +107,10 @@ template <class KV, int C, int Q> INLINE void scores(const float* q, const KV* k
         EACH(g, Q) store(p[g] + j, Pairs<KV>::here ? found.of[g] * step[g] : found.of[g]);
     }
 }
-// out[g] = low[g] + the sum of p[g][j] times value j. After the last key, p is zero up to a whole register.
+// out[g] = low[g] + the sum of p[g][j] * value j. After the last key, p has zeros up to a whole register.
 template <class KV, int C, int Q>
 INLINE void weighted(const Scores* p, const KV* values, int count, int D, const float* low, float (*out)[WIDE]) {
-    constexpr int R = C * 32 / W, PIECE = R < 8 ? R : 8;  // registers at once: Q times as many must fit
+    constexpr int R = C * 32 / W, PIECE = R < 8 ? R : 8;  // registers at once, for each of Q
     if constexpr (C == 0) {
         for (int g = 0; g < Q; g++) {
             for (int d = 0; d < D; d++) out[g][d] = low[g];
@@ -118,7 +120,7 @@ INLINE void weighted(const Scores* p, const KV* values, int count, int D, const 
         return;
     }
 #ifdef __AVX512VNNI__
-    if constexpr (Pairs<KV>::here) {  // two keys at once: their values are interleaved, 4 numbers of each
+    if constexpr (Pairs<KV>::here) {  // two keys at once: their values are interleaved in fours
         alignas(64) uint16_t narrow[Q][CHUNK + 16];
         float step[Q];
         for (int g = 0; g < Q; g++) {
@@ -166,13 +168,14 @@ INLINE void weighted(const Scores* p, const KV* values, int count, int D, const 
         for (int g = 0; g < Q; g++) EACH(r, PIECE) store(out[g] + (piece + r) * W, sums[g][r]);
     }
 }
-// Scores and weighted values, merged into one part per head: [m, l, 14 unused, sum of values], `stride` floats apart.
+// Compute scores and weighted values, and merge them into one part per head: [m, l, 14 unused, sum of values]. The parts
+// are `stride` floats apart.
 template <class KV, int C, int Q>
 static void attend(const float* q, const Cached& c, int count, int D, float* part, size_t stride) {
     constexpr bool CODES = sizeof(KV) == 1;
     alignas(64) Scores p[Q];
     alignas(64) float out[Q][WIDE], m[Q], l[Q], low[Q];
-    alignas(64) uint16_t scale[4][CHUNK + 16];  // a copy: whole registers are read beyond the last key
+    alignas(64) uint16_t scale[4][CHUNK + 16];  // a copy, because whole registers are read beyond the last key
     scores<KV, C, Q>(q, (const KV*)c.keys, count, D, p);
     if (CODES) {
         const uint16_t* from[4] = {c.key_scale, c.key_minimum, c.value_scale, c.value_minimum};
@@ -219,15 +222,15 @@ template <class KV> static Attend attend_of(int D, int heads) {
 static Attend attend_of(int kv, int D, int heads) {
     return kv == FLOAT32 ? attend_of<float>(D, heads) : kv == BFLOAT16 ? attend_of<uint16_t>(D, heads) : attend_of<uint8_t>(D, heads);
 }
-// The place of dimension d in a query: the order in which `load2` reads a key.
+// Return the place of dimension d in a query: `load2` reads keys in this order.
 static int place(bool pairs, int d) { return pairs ? d / (2 * W) * (2 * W) + d % 2 * W + d % (2 * W) / 2 : d; }
 
-// One token's keys or values of one head into the cache, slot `at` of `slot` (all heads and slots of all rows).
+// Write the key or value of one token and head into the cache, into slot `at` of `slot` (all heads and slots of all rows).
 static int kv_bytes(int kv) { return kv == FLOAT32 ? 4 : kv == BFLOAT16 ? 2 : 1; }
 static void put_head(const Step& s, const float* x, void* held, uint16_t* scales, uint16_t* minima, size_t at, int D) {
     if (s.kv == FLOAT32) memcpy((float*)held + at * D, x, 4 * D);
     else if (s.kv == BFLOAT16) for (int d = 0; d < D; d++) put((uint16_t*)held + at * D + d, x[d]);
-    else {  // as labkit.cache.quantized.blocks: the minimum is rounded down, the scale fits the stored one
+    else {  // as in labkit.cache.quantized.blocks: round the minimum down first, then fit the scale to it
         float v[WIDE], low = INFINITY, high = -INFINITY;
         for (int d = 0; d < D; d++) {
             uint16_t half;

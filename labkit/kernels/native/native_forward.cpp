@@ -1,7 +1,7 @@
-// The second part of native.cpp: norms, the stack of layers, and what Python calls.
+// The second part of native.cpp: norms, the layers, and the functions that Python calls.
 struct Layer {
     Matrix qkv, o, gate_up, down;
-    const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // the last two or null
+    const float *attn_norm, *mlp_norm, *q_norm, *k_norm;  // the last two can be null
 };
 struct Model {
     const Layer* layers;
@@ -12,17 +12,17 @@ struct Model {
 };
 struct Step {
     const int64_t* ids;                // N tokens, from any rows
-    const int32_t *row, *position;     // of each token; a row's tokens in order
-    const int32_t *logits_at, *window; // where each token's logits go (-1: nowhere); per layer, 0: none
+    const int32_t *row, *position;     // of each token; the tokens of a row are in order
+    const int32_t *logits_at, *window; // where the logits of each token go (-1: not needed); per layer, 0: no window
     void **keys, **values;             // per layer [rows, K, slots, D]
-    uint16_t** scales;                 // per layer, INT8 caches: scales and minima of keys, then of values
-    float *logits, *hidden;            // [.., V]; [N, E] after the final norm, or null
-    double* spent;                     // seconds by phase are added here, or null
-    int32_t N, slots, kv, rounded, threads;  // `kv`: a Numbers; `rounded`: keys and values pass through bfloat16 first
+    uint16_t** scales;                 // per layer, for INT8 caches: scale and minimum of keys, then of values
+    float *logits, *hidden;            // [.., V]; [N, E] after the final norm, can be null
+    double* spent;                     // the seconds of each phase are added here; can be null
+    int32_t N, slots, kv, rounded, threads;  // `kv`: see Numbers; `rounded`: first round keys and values to bfloat16
 };
 enum Phase { EMBED, NORMS, PRODUCTS, ROTARY, KV, HEAD, PHASES };
 constexpr int MOST_THREADS = 256;
-constexpr int TOKENS = 256;  // tokens per pass: their activations stay in the processor's cache
+constexpr int TOKENS = 256;  // tokens per pass: their activations fit into the processor's cache
 #include "native_attention.cpp"
 
 // ---- Norms and rotations, one token at a time.
@@ -45,7 +45,7 @@ static void turn(float* head, const float* norm, const float* cos, const float* 
 }
 static void append(const Model& m, const Step& s, int layer, int n, const float* keys) {
     uint16_t** scales = s.kv == INT8 ? s.scales + 4 * layer : nullptr;
-    for (int side = 0; side < 2; side++)  // keys, then the values after them
+    for (int side = 0; side < 2; side++)  // keys, then values
         for (int k = 0; k < m.K; k++)
             put_head(s, keys + (side * m.K + k) * m.D, (side ? s.values : s.keys)[layer], scales ? scales[2 * side] : nullptr,
                      scales ? scales[2 * side + 1] : nullptr, ((size_t)s.row[n] * m.K + k) * s.slots + s.position[n], m.D);
@@ -53,12 +53,12 @@ static void append(const Model& m, const Step& s, int layer, int n, const float*
 
 static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// ---- The stack of layers, for tokens first .. first + N, run by every thread of the team.
+// ---- The layers, for the tokens first .. first + N - 1. Each thread of the team runs this function.
 struct Work {
     float *x, *qkv, *h, *parts, *out;
     Inputs in[MOST_THREADS];
-    int splits, record;  // attention parts per head, floats per part
-    bool alone;          // few tokens: each thread prepares all inputs, which costs less than waiting
+    int splits, record;  // parts of attention per head, floats per part
+    bool alone;          // for few tokens each thread prepares all inputs, which is faster than waiting
 };
 static void stack(const Model& m, const Step& s, const Work& w, Team& team, int first, int N) {
     const int D = m.D, G = m.H / m.K, heads = m.H + 2 * m.K, hidden = (m.I + 15) / 16 * 16, id = team.id, size = team.size;
@@ -72,7 +72,7 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
             for (int r = 0; r < std::min(16, m.E - row); r++) w.x[(size_t)(at + t) * m.E + row + r] += y[0][t][r];
     };
     const Inputs& in = w.in[w.alone ? id : 0];
-    const int start = w.alone ? 0 : id, stride = w.alone ? 1 : size;  // which tokens this thread prepares
+    const int start = w.alone ? 0 : id, stride = w.alone ? 1 : size;  // the tokens that this thread prepares
     auto prepared = [&] { if (!w.alone) team.meet(); };
     auto normed = [&](const Matrix& into, const float* norm) {
         for (int n = start; n < N; n += stride) {
@@ -82,7 +82,7 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
         prepared();
     };
     double last = s.spent && id == 0 ? seconds() : 0;
-    auto lap = [&](Phase phase) {  // time of the first thread, including its waiting
+    auto lap = [&](Phase phase) {  // the time of the first thread, with its waits
         if (!s.spent || id) return;
         const double time = seconds();
         s.spent[phase] += time - last, last = time;
@@ -106,13 +106,13 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
             append(m, s, l, first + n, q + m.H * D);
         }
         team.meet(), lap(ROTARY);
-        const int tasks = N * m.K * w.splits;  // each thread takes a run of neighbours, which it prefetches for itself
+        const int tasks = N * m.K * w.splits;  // each thread takes neighbouring tasks, so that its reads are one run
         for (int task = (long)tasks * id / size; task < (long)tasks * (id + 1) / size; task++) {
             const int n = task / (m.K * w.splits), k = task / w.splits % m.K, split = task % w.splits;
             const int end = s.position[first + n] + 1, begin = s.window[l] ? std::max(0, end - s.window[l]) : 0;
             const size_t base = ((size_t)s.row[first + n] * m.K + k) * s.slots;
             for (int h = k * G, few; h < k * G + G; h += few) {
-                few = k * G + G - h == 4 ? 2 : std::min(HEADS, k * G + G - h);  // 4 heads are 2 and 2
+                few = k * G + G - h == 4 ? 2 : std::min(HEADS, k * G + G - h);  // take 4 heads as 2 and 2
                 const size_t stride = (size_t)w.splits * w.record;
                 float* part = w.parts + ((size_t)n * m.H + h) * stride + split * w.record;
                 alignas(64) float q[HEADS * WIDE];
@@ -183,8 +183,8 @@ static void stack(const Model& m, const Step& s, const Work& w, Team& team, int 
     team.meet(), lap(HEAD);
 }
 
-// ---- What Python calls.
-struct Arena {  // one allocation per call, cut into pieces that start on cache lines
+// ---- The functions that Python calls.
+struct Arena {  // one allocation per call; each piece starts at a cache line
     char *base = nullptr, *next = nullptr;
     template <class T> T* take(size_t count) {
         T* piece = (T*)next;
@@ -213,7 +213,7 @@ int lk_lanes() { return W; }
 int lk_forward(const Model* m, const Step* s) {
     const int N = std::min(s->N, TOKENS), chunks = (*std::max_element(s->position, s->position + s->N)) / CHUNK + 1;
     Work w;
-    // For few tokens the threads share the keys, for many the tokens.
+    // For few tokens, the keys are divided among the threads; for many, the tokens.
     const int threads = std::min(s->threads, MOST_THREADS);
     w.alone = N <= 2;
     w.splits = N * m->K < 8 * threads ? chunks : 1, w.record = (m->D + 31) / 16 * 16;
@@ -228,7 +228,7 @@ int lk_forward(const Model* m, const Step* s) {
         w.parts = arena.take<float>((size_t)N * m->H * w.splits * w.record);
         for (int i = 0; i < (w.alone ? threads : 1); i++) w.in[i] = take_inputs(arena, N, groups);
     };
-    carve();  // once to count the bytes, once to place the pieces
+    carve();  // first to count the bytes, then to place the pieces
     arena.base = arena.next = (char*)std::aligned_alloc(64, arena.next - (char*)nullptr);
     if (!arena.base) return 1;
     carve();
@@ -238,7 +238,7 @@ int lk_forward(const Model* m, const Step* s) {
     std::free(arena.base);
     return 0;
 }
-// y [N, rows] = x [N, cols] times the matrix: for decoders that run layer by layer.
+// Compute y [N, rows] from x [N, cols] and one matrix, for decoders that run layer by layer.
 int lk_linear(const Matrix* m, const float* x, float* y, int N, int threads) {
     Arena arena;
     take_inputs(arena, N, m->groups);
@@ -258,7 +258,7 @@ int lk_linear(const Matrix* m, const float* x, float* y, int N, int threads) {
     std::free(arena.base);
     return 0;
 }
-void lk_rows(const Matrix* m, const int64_t* ids, float* y, int N) {  // rows of an embedding
+void lk_rows(const Matrix* m, const int64_t* ids, float* y, int N) {  // look up rows of an embedding
     for (int n = 0; n < N; n++)
         for (int c = 0; c < m->cols; c++) y[(size_t)n * m->cols + c] = weight(*m, ids[n], c);
 }

@@ -1,13 +1,15 @@
 // The primitives of native.cpp for CPUs without AVX-512 VNNI: AVX2, Arm NEON, and portable C++.
 //
-// The packed weights are the same everywhere: 64 bytes hold 16 rows x 4 columns. A narrower register takes a part of
-// the 16 rows, 4 bytes each, and the block is read once per part; by then it is in the first-level cache.
+// The layout of packed weights is the same for all: 64 bytes have 16 rows x 4 columns. A narrower register takes a part of
+// the 16 rows, 4 bytes each. The block is read once per part; after the first time it is in the first-level cache.
 //
-//   dot4     AVX2: bytes multiplied and added in pairs to 16 bits (a nibble times 127, twice, fits), pairs to 32. A whole
-//            byte times 127, twice, does not fit, so INT8 weights are widened to 16 bits first: twice the instructions.
-//            NEON: one instruction, signed only, so INT8 weights are taken minus 128 and 128 times the sum added back.
-//            Portable: plain loops over GCC's and clang's vector types.
-INLINE float half_at(const uint8_t* p) {  // float16 -> float, exactly, in integer arithmetic
+//   dot4     AVX2: multiplies bytes and adds pairs of products to 16 bits, then pairs of these to 32 bits. Two products of a
+//            nibble and 127 fit into 16 bits. Two products of a byte and 127 do not, so INT8 weights are first widened to 16
+//            bits, with twice as many instructions.
+//            NEON: one instruction, but for signed numbers only. INT8 weights are taken minus 128, and 128 times the sum of
+//            activations is added.
+//            Portable: plain loops over the vector types of GCC and clang.
+INLINE float half_at(const uint8_t* p) {  // float16 -> float, exact, in integer arithmetic
     uint16_t h;
     memcpy(&h, p, 2);
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023, u;
@@ -17,7 +19,7 @@ INLINE float half_at(const uint8_t* p) {  // float16 -> float, exactly, in integ
     memcpy(&x, &u, 4);
     return x;
 }
-INLINE void relax() {  // tells the core that this is a waiting loop
+INLINE void relax() {  // tell the core that this loop waits
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -72,7 +74,7 @@ INLINE vf fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x
 #else
 template <int BITS> INLINE vi dot4(vi sums, vb weights, int32_t four) {
     typedef int16_t v16 __attribute__((vector_size(16)));
-    vi x = four - vi{}, w = (vi)weights;  // column by column: a lane's byte, sign-extended for the activations
+    vi x = four - vi{}, w = (vi)weights;  // one column at a time: a byte per lane, with sign for the activations
     for (int c = 0; c < 4; c++) {
         vi a = (w >> 8 * c) & 255, b = x << (24 - 8 * c) >> 24;
         if constexpr (BITS == 4) sums += (vi)((v16)a * (v16)(b & 0xFFFF)) << 16 >> 16;  // |products| < 2^15

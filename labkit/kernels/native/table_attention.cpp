@@ -1,12 +1,13 @@
-// Attention over keys and values in blocks: token s of row b is slot s % size of block tables[b][s / size].
+// Attention over keys and values in blocks. Token s of row b is in slot s % size of block tables[b][s / size].
 //
 //   out[b, h, t] = sum over s of softmax over s of (q[b, h, t] . k[s]) * v[s],    s <= starts[b] + t, within the window
 //
-// A task is one row, one KV head and CHUNK of its tokens: a row costs its own length, and few rows still feed many threads.
-// Each task leaves its maximum, its sum and its weighted values; a second pass merges a row's tasks (the streaming softmax,
-// arXiv 1805.02867). Chunks begin at multiples of CHUNK whatever the batch, so neither other rows nor the number of threads
-// change a bit. Codes become floats once for all queries of their head. These are plain loops for the compiler to
-// vectorize; the exponential is a polynomial because libm's is not vectorized.
+// A task is CHUNK tokens of one row and one KV head. A row costs as much as its own length, and a few rows are enough work
+// for many threads. Each task writes its maximum, its sum and its weighted values. A second pass merges the tasks of a row
+// (the streaming softmax, arXiv 1805.02867). Chunks begin at multiples of CHUNK for every batch, so the result does not
+// depend on other rows or on the number of threads. Codes are converted to floats once for all queries of their head. The
+// loops are plain, so that the compiler can vectorize them. The exponential is a polynomial, because that of libm is not
+// vectorized.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,11 +24,11 @@ struct Call {
 };
 
 enum Numbers { FLOAT32, BFLOAT16, INT8 };
-constexpr long CHUNK = 256, STEP = 64;  // tokens per task; tokens converted at once, to stay in the first-level cache
+constexpr long CHUNK = 256, STEP = 64;  // tokens per task; tokens per conversion, which fit into the first-level cache
 
 static inline float bf16(uint16_t x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
 
-// e^x for x <= 0, relative error 2e-7: x = n ln 2 + r, and a polynomial of degree 6 for r (Cephes).
+// e^x for x <= 0 with a relative error of 2e-7: x = n ln 2 + r, with a polynomial of degree 6 for r (Cephes).
 static inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
     const float n = std::floor(x * 1.44269504f + 0.5f), r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -40,14 +41,15 @@ static inline float exponential(float x) {
     return y * two;
 }
 
-// The place of token `at` of a row among a head's vectors, and how many follow it in the same block, up to `last`.
+// Return the index of token `at` of a row among the vectors of a head. `count`: how many vectors from there on are in the
+// same block and before `last`.
 static inline long find(const Call& c, long b, long k, long at, long last, long& count) {
     const long slot = at % c.size;
     count = std::min({c.size - slot, last - at, STEP});
     return ((long)c.tables[b * c.width + at / c.size] * c.K + k) * c.size + slot;
 }
 
-// The processor prefetches within a page of memory, and the next block is in another: ask for it early.
+// The processor prefetches only within a page of memory. The next block is in another page, so the code prefetches it.
 static inline const char* ahead(const Call& c, const void* side, long b, long k, long at, long last, long width) {
     long count;
     return at < last && at % c.size == 0 ? (const char*)side + find(c, b, k, at, last, count) * width : nullptr;
@@ -56,7 +58,7 @@ static inline void fetch(const char* from, long bytes) {
     for (long i = 0; from && i < bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-// Some vectors of one head as floats, in place or converted into `buffer`. Codes keep their numbers; scales follow later.
+// Return some vectors of one head as floats: in place, or converted in `buffer`. Scales are applied to codes later.
 static const float* numbers(const Call& c, const void* side, long at, long count, float* buffer) {
     const long n = count * c.D;
     if (c.kind == FLOAT32) return (const float*)side + at * c.D;
@@ -75,7 +77,7 @@ static const float* numbers(const Call& c, const void* side, long at, long count
     return buffer;
 }
 
-// One key against N queries, D apart: it is loaded once for all of them.
+// Multiply one key by N queries, which are D apart. The key is loaded once.
 template <int FIXED, int N> static inline void dots(const float* q, const float* key, long D, float* out) {
     const long n = FIXED ? FIXED : D;
     const float *q1 = N > 1 ? q + n : q, *q2 = N > 2 ? q + 2 * n : q;
@@ -91,8 +93,8 @@ template <int FIXED, int N> static inline void dots(const float* q, const float*
     if (N > 2) out[2 * CHUNK] = c;
 }
 
-// Values are added in groups of eight per read and write of the sums. A group that is not full gets weights of zero, so
-// that a query's result does not depend on how many later tokens, which it does not see, are in the same pass.
+// Add the values in groups of eight, with one read and write of the sums per group. An incomplete group gets weights of
+// zero. The result of a query then does not depend on the number of later tokens in the same pass, which it does not see.
 template <int FIXED> static inline void add(float* to, const float* w, const float* v, long count, long D) {
     const long n = FIXED ? FIXED : D;
     for (long s = 0; s < count; s += 8) {
@@ -109,11 +111,11 @@ template <int FIXED> static inline void add(float* to, const float* w, const flo
     }
 }
 
-// part: [R][D + 2], for each query its weighted values, its maximum, its sum.
+// part: [R][D + 2]; for each query its weighted values, its maximum, its sum.
 template <int FIXED> static void chunk(const Call& c, long b, long k, long first, long last, float* part, float* scores, float* buffer) {
     const long R = c.G * c.T, D = c.D, start = c.starts[b], width = D * (c.kind == FLOAT32 ? 4 : c.kind == BFLOAT16 ? 2 : 1);
     const float* q = c.q + (b * c.K + k) * R * D;
-    float *total = scores + R * CHUNK, *low = total + R;  // per query: sum of its numbers, sum of weights times minima
+    float *total = scores + R * CHUNK, *low = total + R;  // per query: the sum of its numbers, and the sum of weights * minima
     for (long r = 0; r < R; r++) {
         total[r] = low[r] = 0;
         float sum = 0;
@@ -142,7 +144,7 @@ template <int FIXED> static void chunk(const Call& c, long b, long k, long first
     for (long r = 0; r < R; r++) {
         float *row = scores + r * CHUNK, *to = part + r * (D + 2), most = -INFINITY, sum = 0;
         const long position = start + r % c.T, lost = c.window ? position - c.window : -1;
-        const long real = last - first, n = (real + 15) / 16 * 16;  // whole vectors, for the same reason as in `add`
+        const long real = last - first, n = (real + 15) / 16 * 16;  // whole vectors, for the reason given at `add`
         if (last - 1 > position || first <= lost)
             for (long s = 0; s < real; s++)
                 if (first + s > position || (first + s <= lost && first + s >= c.sinks)) row[s] = -INFINITY;
