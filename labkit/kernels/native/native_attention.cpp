@@ -9,7 +9,7 @@
 //
 //   INT8     number = scale * code + minimum, with one pair per token. A score is scale * (q . code) + minimum * sum(q).
 //            With a weight p, the codes of a value count p * scale, and p * minimum is added once to all of D.
-
+enum Numbers { FLOAT32, BFLOAT16, INT8 };
 constexpr int CHUNK = 512;            // keys per part
 constexpr int HEADS = 3, WIDE = 512;  // query heads at once; the largest D
 struct Cached {                       // neighbouring tokens of one head; scales: INT8 only, otherwise null
