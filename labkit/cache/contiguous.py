@@ -102,8 +102,8 @@ class ContiguousCache(KVCache):
         places = []
         for i in self.shape.own:
             heads, width, sides = stored(self.shape.layers[i])
-            for side in (self.keys, self.values)[:sides]:
-                places.append((side, i, (self.batch, heads, slots, width)))
+            size = (self.batch, heads, slots, width)
+            places += [(side, i, size) for side in (self.keys, self.values)[:sides]]
         numbers = [math.prod(size) for _, _, size in places]
         with torch.inference_mode(False), torch.no_grad():  # ordinary tensors, usable everywhere
             if self.device.type == "cpu":

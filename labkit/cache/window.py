@@ -184,8 +184,8 @@ class WindowedCache(KVCache):
                 first = max(sinks, self._reach[row] - window - self.slack)  # the oldest one left
                 if keep > sinks and max(sinks, keep + 1 - window) < first:
                     raise BadRequest(
-                        f"Row {row} cannot go back to {keep} tokens, because a window of {window} "
-                        f"then needs dropped tokens; give 0, or at least {first + window - 1}."
+                        f"Row {row} cannot go back to {keep} tokens, because it has dropped too "
+                        f"many; give 0, or at least {first + window - 1}."
                     )
         least = min((sinks for _, sinks in layers), default=0)
         pairs = zip(lengths, self._reach)

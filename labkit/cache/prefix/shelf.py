@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from labkit.cache.paged.pool import PagePool
-from labkit.cache.prefix.disk import DiskTier, about, layout, load, tensors_of
+from labkit.cache.prefix.disk import DiskTier, about, layout, tensors_of
 from labkit.cache.prefix.entry import Entry, Identity
 from labkit.errors import BadRequest
 
@@ -74,11 +74,6 @@ class Shelf:
         entry.used = self._ticks
         while self.nbytes() > self.budget_bytes:
             self._evict()
-
-    def load(self, entry: Entry) -> None:
-        """Read an entry from disk into the pool; raises PoolFull or UntrustedFile."""
-        entry.pages = load(self.disk, entry, self.pool)
-        self.counters.loaded += 1
 
     def drop(self, entries: Sequence[Entry]) -> int:
         """Remove entries from the list, then delete their files; return how many."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from labkit.cache.paged.blocks import PoolFull
 from labkit.cache.paged.cache import PagedCache
 from labkit.cache.paged.pool import PagePool
-from labkit.cache.prefix.disk import DiskTier, UntrustedFile
+from labkit.cache.prefix.disk import DiskTier, UntrustedFile, load
 from labkit.cache.prefix.entry import Documents, Entry, Fingerprint, Identity, Lease, Tokens, common
 from labkit.cache.prefix.shelf import Shelf
 from labkit.errors import BadRequest, whole_number
@@ -177,10 +177,6 @@ class PrefixView:
     def __repr__(self) -> str:
         return "PrefixView(one tenant)"
 
-    @property
-    def pool(self) -> PagePool:
-        return self._store.pool
-
     def lookup(self, tokens: Sequence[int]) -> Lease:
         """Return the longest stored beginning of `tokens`, without the last token."""
         store, tokens = self._store, _checked_tokens(tokens)
@@ -255,7 +251,8 @@ class PrefixView:
                 best, length = entry, shared
         if best is not None and best.pages is None:
             try:
-                shelf.load(best)
+                best.pages = load(shelf.disk, best, store.pool)
+                store.counters.loaded += 1
             except PoolFull:
                 return None, 0
             except UntrustedFile:

@@ -167,11 +167,11 @@ def test_one_view_a_prompt_or_one_for_all():
 
 def test_a_pool_of_another_model_is_refused():
     model, other = tiny_model(), tiny_model(num_layers=3)
-    _, view = served(other)
+    store, view = served(other)
     with pytest.raises(BadRequest, match="other layers"):
         generate(model, QUESTIONS[0], prefixes=view)
     with pytest.raises(BadRequest, match="another model"):
-        generate(model, QUESTIONS[0], cache=paged_cache(view.pool))
+        generate(model, QUESTIONS[0], cache=paged_cache(store.pool))
 
 
 def test_quantised_pages_serve_hits_as_misses():
