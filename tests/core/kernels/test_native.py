@@ -1,4 +1,4 @@
-"""Building and choosing the native kernels, and one packed product against the plain reference, on every instruction set."""
+"""Build and choose the native kernels; compare products with the reference on each instruction set."""
 
 import copy
 import os
@@ -32,11 +32,11 @@ SHAPES = [
     (50, 70, False),
     (48, 64, False),
     (36, 100, True),
-]  # nothing a multiple of 16 or 32; a pair
+]  # no multiples of 16 or 32; a pair
 
 
 def rounded(x, format):
-    """What the kernels do to activations before an exact product."""
+    """Return the activations as the kernels round them."""
     if format == "bf16":
         rounds = os.environ.get("LABKIT_NATIVE") == "avx512bf16"
         return x.bfloat16().double() if rounds else x.double()
@@ -62,7 +62,7 @@ def test_a_product_equals_the_reference_on_rounded_activations(instruction_set, 
             want = rounded(x, format) @ held.dequantize().double().T + bias
             size = (
                 x.double().abs() @ held.dequantize().double().abs().T + 1
-            )  # what sums of float32 may lose scales with this
+            )  # the rounding error of float32 sums is proportional to this
             assert ((matrix.matmul(x) - want).abs() / size).max() < 6e-6, (rows, cols, tokens)
 
 
@@ -95,7 +95,7 @@ def test_rows_of_a_batch_are_bit_for_bit_the_single_rows(instruction_set):
         assert torch.equal(matrix.matmul(x), torch.cat([matrix.matmul(row[None]) for row in x]))
 
 
-def test_bytes_are_the_formats_own_where_nothing_is_padded():
+def test_bytes_equal_those_of_the_format_without_padding():
     held = quantize(torch.randn(64, 128), "int4_g32_min")
     assert (
         NativePack(held).nbytes
@@ -106,20 +106,20 @@ def test_bytes_are_the_formats_own_where_nothing_is_padded():
     held = quantize(torch.randn(64, 128), "int8_channel")
     assert (
         NativePack(held).nbytes == 64 * 128 + 64 * 4
-    )  # scales are held as float32, whatever the format stores
+    )  # scales are stored as float32 for every format
 
 
-def test_packed_bytes_lie_where_the_kernel_reads_them():
+def test_packed_bytes_are_where_the_kernel_reads_them():
     codes = (
         torch.arange(16 * 32).view(16, 32) % 16
-    ).float()  # a grid of step 1 from 0: each code is its number
+    ).float()  # scale 1 and minimum 0: each code equals its number
     blocks = NativePack(quantize(codes, "int4_g32_min")).blocks
     lines = blocks[64:].view(4, 16, 4)  # after 16 scales and 16 minima
     assert lines[1, 5, 2] == int(codes[5, 4 + 2]) | int(codes[5, 16 + 4 + 2]) << 4
     assert blocks[:64].view(torch.float16).tolist() == [1.0] * 16 + [0.0] * 16
 
 
-def test_a_format_without_a_kernel_is_refused_by_name():
+def test_a_format_without_a_kernel_raises_with_its_name():
     assert (
         kind_of("int3_g64_zp") is None
         and kind_of("nvfp4") is None
@@ -129,7 +129,7 @@ def test_a_format_without_a_kernel_is_refused_by_name():
         NativePack(quantize(torch.randn(16, 64), "int3_g64_zp"))
 
 
-def test_one_variable_switches_the_kernels_off_and_the_reason_names_it(monkeypatch):
+def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
     monkeypatch.setenv("LABKIT_NATIVE", "off")
     assert "LABKIT_NATIVE" in native.unsupported_reason()
     monkeypatch.setenv("LABKIT_NATIVE", "sse9")
@@ -141,7 +141,7 @@ def test_without_a_compiler_the_reason_says_so(monkeypatch, cache_folder):
     assert "compiler" in native.unsupported_reason()
 
 
-def test_a_cpu_without_wide_registers_takes_the_portable_path(monkeypatch):
+def test_a_cpu_without_wide_registers_uses_the_portable_kernels(monkeypatch):
     monkeypatch.setattr(native, "cpu_flags", lambda: frozenset({"sse2"}))
     monkeypatch.delenv("LABKIT_NATIVE", raising=False)
     assert native.chosen() == "portable"
@@ -149,14 +149,14 @@ def test_a_cpu_without_wide_registers_takes_the_portable_path(monkeypatch):
     assert native.chosen() == "avx2"
 
 
-def test_a_failing_build_leaves_no_library_and_one_sentence(monkeypatch, cache_folder):
+def test_a_failing_build_leaves_no_library_and_a_reason(monkeypatch, cache_folder):
     monkeypatch.setenv("LABKIT_NATIVE", "portable")
     monkeypatch.setattr(native, "FLAGS", "--no-such-flag")
     assert "did not compile" in native.unsupported_reason()
     assert not list((cache_folder / "native").iterdir())
 
 
-def test_a_cache_folder_that_cannot_be_written_is_one_sentence(monkeypatch, tmp_path):
+def test_a_cache_folder_that_cannot_be_written_raises(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(native.NotNative, match="did not compile.*file"):
@@ -186,7 +186,7 @@ def test_two_processes_that_build_at_once_both_get_a_whole_library(cache_folder)
     )
 
 
-def test_native_weights_are_packed_weights_like_any_other():
+def test_native_weights_have_the_interface_of_packed_weights():
     held = quantize(torch.randn(40, 96, generator=torch.Generator().manual_seed(4)), "int4_g32_min")
     layer, table = QuantizedLinear(held, kernel="native"), QuantizedEmbedding(held, kernel="native")
     assert type(layer.weight) is NativePack and layer.weight.format is held.format
@@ -196,7 +196,7 @@ def test_native_weights_are_packed_weights_like_any_other():
     x = torch.randn(2, 3, 96)
     before, twin = layer(x), copy.deepcopy(layer)
     assert before.shape == (2, 3, 40) and twin.to(torch.float16)(x).dtype == x.dtype
-    layer.weight.blocks.zero_()  # a copy has bytes and addresses of its own
+    layer.weight.blocks.zero_()  # a copy has its own memory
     assert torch.equal(twin(x), before) and not layer(x).any()
     with pytest.raises(BadRequest, match="CPU"):
         layer.to("meta")

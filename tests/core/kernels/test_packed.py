@@ -1,4 +1,4 @@
-"""Every packed path against the plain reference, within its stated bound; what it holds comes back exactly."""
+"""Compare packed kernels with the plain reference, within their documented bounds."""
 
 import warnings
 
@@ -38,14 +38,14 @@ def inputs(rows, columns=256, seed=9):
 
 
 def int4_bound(held):
-    """How far a weight may move when scale and middle become bfloat16, float32 [N, K]."""
+    """Return the largest change of each weight if scale and middle become bfloat16 [N, K]."""
     _, scale, middle = as_middle(held)
     bound, length = (8 * scale + middle.abs()) * 2.0**-8, held.shape[-1]  # [N, groups]
     return bound.repeat_interleave(held.format.group_size or length, 1)[:, :length]
 
 
 def close_to_reference(layer, held, x, weight_bound=0.0):
-    """|y - xW| <= bfloat16 rounding of every input, of the output, and of the weights."""
+    """Assert that |y - xW| is within the bfloat16 rounding of inputs, output and weights."""
     values = held.dequantize()
     exact = x.double() @ values.double().T
     bound = (
@@ -66,7 +66,7 @@ def test_int8_equals_its_reference(rows):
 
 @pytest.mark.parametrize("length", [7, 33, 40, 72, 96, 100, 112])
 def test_int8_rows_of_any_length_equal_the_reference(length):
-    """PyTorch's operator is wrong, or ends the process, for lengths that 16 does not divide; those are not given to it."""
+    """PyTorch's operator is wrong or crashes for lengths that are no multiple of 16, so it must not get them."""
     held = quantize(torch.randn(10, length), "int8_channel")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,8 +79,8 @@ def test_int8_rows_of_any_length_equal_the_reference(length):
 
 
 @pytest.mark.parametrize("name", ["int8_channel", "int4_g32_zp"])
-def test_bits_at_any_address_are_multiplied_alike(name):
-    """Tensors of a file that is mapped into memory lie at any offset; PyTorch's operator would end the process."""
+def test_codes_at_any_address_give_the_same_product(name):
+    """Tensors of a mapped file can start at any address, at which PyTorch's operator would crash."""
     held = quantize(torch.randn(64, 96), name)
     expected = pack_weight(held).matmul(torch.ones(4, 96))
     for offset in (1, 8, 33):
@@ -120,7 +120,7 @@ def test_the_stated_bound_on_weights_holds_on_awkward_groups(name):
 
 
 @needs_layout
-def test_what_is_held_comes_back_bit_for_bit():
+def test_the_stored_weight_is_returned_bit_for_bit():
     for name in INT4:
         first = Int4Pack(quantize(weight(192, 512), name))
         again = Int4Pack(first.quantized())
@@ -145,7 +145,7 @@ def test_predicted_bytes_are_the_resident_bytes(name):
     }
     before = sum(storages.values())
     assert before == resident_nbytes(get_format(name), (128, 256))
-    layer.matmul(inputs(64))  # prefill leaves no second copy behind
+    layer.matmul(inputs(64))  # prefill does not keep a second copy
     storages = {
         b.untyped_storage().data_ptr(): b.untyped_storage().nbytes() for b in layer.buffers()
     }
@@ -160,14 +160,14 @@ def test_rows_of_a_batch_do_not_depend_on_each_other():
         torch.testing.assert_close(layer.matmul(x), alone, rtol=2**-7, atol=2**-7)
 
 
-def test_a_format_without_a_fast_path_says_so_once_and_only_when_chosen():
+def test_a_format_without_a_fast_kernel_warns_once_when_it_is_chosen():
     registry.warn_no_kernel.cache_clear()
     held = quantize(weight(), "int3_g64_zp")
     with pytest.warns(UserWarning, match="int3_g64_zp has no packed kernel"):
         layer = pack_weight(held)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pack_weight(held)  # said already
+        pack_weight(held)  # warned already
         pack_weight(held, "plain")
         pack_weight(quantize(weight(), "int8_channel"))
     torch.testing.assert_close(layer.matmul(inputs(3)), inputs(3) @ held.dequantize().T)
@@ -183,7 +183,7 @@ def test_a_format_without_a_fast_path_says_so_once_and_only_when_chosen():
         ("nvfp4", (64, 64)),
     ],
 )
-def test_shapes_the_operator_cannot_take_go_to_the_reference(name, shape):
+def test_shapes_that_the_operator_does_not_support_use_the_reference(name, shape):
     assert find_kernel(get_format(name), shape) is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -210,7 +210,7 @@ def test_bias_leading_dimensions_and_dtypes():
     torch.testing.assert_close(layer.matmul(transposed), layer.matmul(transposed.contiguous()))
 
 
-def test_changing_the_dtype_of_a_model_leaves_stored_bits_alone():
+def test_changing_the_dtype_of_a_model_does_not_change_stored_bits():
     for name in ("int8_channel", "int4_g32_min", "fp8_e4m3", "bf16"):
         layer = pack_weight(quantize(weight(), name), "auto" if name.startswith("int") else "plain")
         before = {n: (b.dtype, b.clone()) for n, b in layer.named_buffers()}
@@ -221,7 +221,7 @@ def test_changing_the_dtype_of_a_model_leaves_stored_bits_alone():
             )
 
 
-def test_an_unknown_kernel_is_refused():
+def test_an_unknown_kernel_raises():
     with pytest.raises(BadRequest, match="auto, torch, native, plain"):
         pack_weight(quantize(weight(), "int8_channel"), "fast")
 

@@ -1,4 +1,4 @@
-"""The oracle itself, against attention written out in loops and against hand-made cases."""
+"""Compare the reference with attention in plain loops and with cases computed by hand."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_two_queries_over_five_keys_see_their_history():
 def test_neighbouring_query_heads_share_a_kv_head(heads, kv_heads):
     v = (
         torch.arange(kv_heads).float()[None, :, None, None].expand(1, kv_heads, 3, 2)
-    )  # V is the head's number
+    )  # V is the number of the head
     out = attention(
         torch.randn(1, heads, 1, 2),
         torch.randn(1, kv_heads, 3, 2),

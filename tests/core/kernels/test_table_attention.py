@@ -1,4 +1,4 @@
-"""Attention through tables over a contiguous cache: one block per row, in every kind of number."""
+"""Test table attention over a contiguous cache: one block per row, in each number format."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from labkit.plan.kv import KVShape
 
 
 def side(kind, B, K, slots, D, generator):
-    """What the kernel reads, and the numbers that it stands for."""
+    """Return the input of the kernel, and the numbers that it represents."""
     if kind != "int8":
         numbers = torch.randn(B, K, slots, D, generator=generator).to(kind)
         return {"numbers": numbers}, numbers.float()
@@ -66,7 +66,7 @@ def test_a_cache_gives_the_same_with_and_without_it(instruction_set, monkeypatch
         torch.testing.assert_close(with_kernel, without, atol=1e-5, rtol=1e-5)
 
 
-def test_where_it_does_not_serve_it_returns_none(monkeypatch):
+def test_it_returns_none_for_calls_that_it_does_not_support(monkeypatch):
     keys, _ = side("int8", 1, 2, 8, 20, torch.Generator().manual_seed(0))
     rows = Rows([7], [1])
     assert table_attention(torch.randn(1, 2, MOST_QUERIES + 1, 20), keys, keys, rows) is None
@@ -82,7 +82,7 @@ def test_where_it_does_not_serve_it_returns_none(monkeypatch):
 @pytest.mark.parametrize("kind", ["int8", "paged"])
 @pytest.mark.parametrize("length, tokens", [(27, 2), (69, 5), (130, 5), (257, 3), (300, 9)])
 def test_a_pass_over_several_tokens_equals_single_steps_to_the_bit(kind, length, tokens):
-    """Otherwise guess and verify could choose another token than plain decoding at a near-tie."""
+    """Otherwise speculative decoding could choose another token than plain decoding at a near-tie."""
     shape, generator = KVShape.uniform(1, 3, 64), torch.Generator().manual_seed(length)
     keys, values, queries = (
         torch.randn(1, heads, length, 64, generator=generator) for heads in (3, 3, 9)

@@ -1,4 +1,4 @@
-"""The Triton kernel against the plain reference: on a GPU, or under Triton's interpreter on any machine."""
+"""Compare the Triton kernel with the plain reference, on a GPU or in Triton's interpreter."""
 
 import dataclasses
 import os
@@ -46,7 +46,7 @@ def test_it_equals_its_reference(name, rows):
 
 def test_every_fp8_code_is_its_number():
     codes = torch.arange(256).view(2, 128)
-    codes[codes % 128 == 127] = 0  # NaN: no weight is
+    codes[codes % 128 == 127] = 0  # this code is NaN
     held = quantize(torch.randn(2, 128), "fp8_e4m3")
     held = dataclasses.replace(held, codes=codes.to(torch.uint8)).to(DEVICE)
     got = torch.cat(
@@ -55,7 +55,7 @@ def test_every_fp8_code_is_its_number():
     torch.testing.assert_close(got.T, held.dequantize(), rtol=1e-6, atol=0)
 
 
-def test_what_it_holds_is_the_format_and_comes_back():
+def test_the_stored_bytes_are_those_of_the_format():
     held = quantize(torch.randn(8, 64), "int3_g64_zp")
     layer = TritonPack(held)
     assert torch.equal(layer.quantized().dequantize(), held.dequantize())

@@ -1,4 +1,4 @@
-"""The KV formula against published numbers, real caches and brute-force sums over layers and positions."""
+"""Compare the KV formula with published numbers and with sums over layers and positions."""
 
 import random
 
@@ -11,11 +11,11 @@ from labkit.plan.kv_formats import KV_FORMATS, KVFormat, Part, get_kv_format
 MIB = 2**20
 
 
-def test_the_stated_head_dim_decides_and_not_hidden_over_heads():
+def test_head_dim_of_the_config_is_used_and_not_hidden_size_over_heads():
     assert kv_bytes_per_token(KVShape.uniform(36, 8, 128), "bf16") == 147_456
     assert (
         kv_bytes_per_token(KVShape.uniform(36, 8, 2560 // 32), "bf16") == 92_160
-    )  # the widely copied mistake
+    )  # a widely copied mistake
 
 
 def test_mla_stores_the_latent_once_and_one_rotary_part():
@@ -24,20 +24,20 @@ def test_mla_stores_the_latent_once_and_one_rotary_part():
     assert kv_bytes(KVShape((layer,)), 65_536, kv_format="bits4") == 18 * MIB
 
 
-def test_int8_does_not_halve_it_once_scales_are_counted():
+def test_int8_with_its_scales_needs_more_than_half_the_bytes():
     shape = KVShape.uniform(28, 8, 128)
     assert kv_bytes(shape, 128_000, kv_format="fp16") == 14_000 * MIB
     assert kv_bytes(shape, 128_000, kv_format="int8") == 7_218.75 * MIB
     assert get_kv_format("q8_0").bytes_per_value(128) == 1.0625
 
 
-def test_fewer_kv_heads_take_their_share_and_no_less():
+def test_bytes_are_proportional_to_kv_heads():
     mha, gqa, mqa = (kv_bytes(KVShape.uniform(32, heads, 128), 4096) for heads in (32, 8, 1))
     assert mha == 4 * gqa == 32 * mqa == 2 * 2**30
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 4, 5, 9, 40])
-def test_a_hybrid_holds_what_a_walk_over_positions_finds(tokens):
+def test_bytes_of_mixed_layers_equal_a_count_over_positions(tokens):
     layers = (
         LayerKV(2, 8, window=4),
         LayerKV(2, 8),
@@ -57,12 +57,12 @@ def test_a_hybrid_holds_what_a_walk_over_positions_finds(tokens):
     assert kv_bytes_per_token(KVShape(layers)) == 2 * 2 * 8 * 2  # only layer 1 still grows
 
 
-def test_a_window_holds_exactly_its_size():
+def test_a_window_stores_exactly_its_size():
     layer = LayerKV(1, 1, window=8)
     assert [layer.tokens_held(n) for n in (7, 8, 9, 100)] == [7, 8, 8, 8]
 
 
-def test_pages_are_those_that_a_walk_over_positions_touches():
+def test_pages_equal_a_count_over_positions():
     source = random.Random(0)
     for _ in range(300):
         tokens, page = source.randrange(0, 80), source.choice([1, 3, 16])
@@ -81,7 +81,7 @@ def test_pages_are_those_that_a_walk_over_positions_touches():
         )
 
 
-def test_pages_are_never_less_than_the_ideal():
+def test_pages_need_at_least_the_unpadded_bytes():
     shape = KVShape.uniform(2, 2, 8, window=20)
     assert kv_bytes(shape, 37, page=16) >= kv_bytes(shape, 37)
     assert kv_bytes(KVShape.uniform(1, 1, 1), 17, page=16) == kv_bytes(KVShape.uniform(1, 1, 1), 32)
@@ -101,18 +101,18 @@ def test_a_tail_stays_in_full_precision_and_whole_blocks_are_packed():
     )
 
 
-def test_scales_over_whole_blocks_are_counted_once_a_block():
+def test_scales_of_blocks_are_counted_once_per_block():
     shape = KVShape.uniform(1, 2, 64)
-    values = 32 * 2 * (32 + 4)  # codes, and a scale and minimum a token and head
+    values = 32 * 2 * (32 + 4)  # codes, and a scale and minimum per token and head
     grown = kv_bytes(shape, 128, kv_format="int4_tensor") - kv_bytes(
         shape, 96, kv_format="int4_tensor"
     )
     assert grown == 32 * 2 * 32 + 4 + values  # keys: one scale and minimum for both heads
     grown = kv_bytes(shape, 128, kv_format="nvfp4") - kv_bytes(shape, 96, kv_format="nvfp4")
-    assert grown == 2 * (32 * 2 * (32 + 4) + 4)  # 4.5 bits a number, and one float32 a block
+    assert grown == 2 * (32 * 2 * (32 + 4) + 4)  # 4.5 bits per number, and one float32 per block
 
 
-def test_turning_keys_back_first_costs_no_bytes_and_needs_a_quantised_format():
+def test_prerope_adds_no_bytes_and_needs_a_quantized_format():
     shape = KVShape.uniform(2, 2, 64)
     assert get_kv_format("int4_prerope").before_rope
     assert kv_bytes(shape, 500, kv_format="int4_prerope") == kv_bytes(shape, 500, kv_format="int4")
@@ -144,6 +144,6 @@ def test_growth_per_token_is_the_growth_of_the_total(name):
         (lambda: kv_bytes(KVShape.uniform(1, 1, 1), 1, kv_format="int5"), "int5"),
     ],
 )
-def test_what_cannot_be_is_refused(make, words):
+def test_values_that_are_not_valid_raise(make, words):
     with pytest.raises(BadRequest, match=words):
         make()

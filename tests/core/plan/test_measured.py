@@ -1,4 +1,4 @@
-"""Predictions held against the real model: peak memory of a run, and the seconds of prefill and decode."""
+"""Compare predictions with the real model: peak memory of a run, and seconds of prefill and decode."""
 
 import json
 import statistics
@@ -20,7 +20,7 @@ from labkit.model.tokenizer import Tokenizer
 import labkit.lab.assets, safetensors.torch
 torch.set_num_threads(2)
 torch.ones(64, 64) @ torch.ones(64, 64)
-# What the plan does not claim to know: the interpreter, the libraries and a tokenizer, in memory before the run.
+# The plan does not predict these: the interpreter, the libraries and a tokenizer. They are in memory before the run.
 tokenizer = Tokenizer.from_folder(converted("smollm2-135m-instruct"), (), None)
 del tokenizer
 empty(tiny_config())
@@ -68,9 +68,9 @@ def test_the_peak_of_a_run_is_within_a_tenth_or_100_mib_of_the_plan(dtype, name,
 @pytest.mark.real_model
 @pytest.mark.slow
 def test_predicted_times_on_twelve_settings():
-    """One thread and its own CPU seconds, so that a busy machine does not decide; wall clock is the bench's.
+    """Measure CPU seconds of one thread, so that other processes do not matter.
 
-    The worst setting is printed, not held: one disturbed second would decide it."""
+    The worst setting is only printed, because a single disturbance would decide it."""
     out = subprocess.run(
         [sys.executable, "-c", TIMES], check=True, text=True, capture_output=True
     ).stdout

@@ -1,4 +1,4 @@
-"""A config.json with odd values is refused in one sentence and at once, never planned from."""
+"""A config.json with odd values raises an error at once."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ SPARSE = LLAMA | {
         "first_k_dense_replace",
     ],
 )
-def test_an_optional_number_that_is_none_is_refused_by_its_key(key, value):
+def test_an_optional_field_that_is_not_a_number_raises_with_its_key(key, value):
     with pytest.raises(BadRequest, match=key):
         model_shape(SPARSE | {key: value})
 
 
-def test_more_layers_than_any_model_has_are_refused_at_once():
+def test_too_many_layers_raise_at_once():
     with pytest.raises(BadRequest, match="num_hidden_layers"):
         model_shape(LLAMA | {"num_hidden_layers": 10**30})
 
@@ -63,10 +63,10 @@ def test_more_layers_than_any_model_has_are_refused_at_once():
         {"num_kv_shared_layers": 4},
     ],
 )
-def test_other_odd_values_are_refused(odd):
+def test_other_odd_values_raise(odd):
     with pytest.raises(BadRequest):
         model_shape(LLAMA | odd)
 
 
-def test_null_is_as_good_as_absent():
+def test_null_equals_a_missing_field():
     assert model_shape(LLAMA | {"sliding_window": None, "num_experts": None}) == model_shape(LLAMA)

@@ -1,4 +1,4 @@
-"""Shapes from hub configs: published totals, transformers' own modules, and the traps of head_dim and KV heads."""
+"""Compare shapes from configs with published totals and with the modules of transformers."""
 
 import json
 
@@ -22,7 +22,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize("name", KNOWN_MODELS)
-def test_the_fields_rebuild_the_published_parameter_count(name):
+def test_the_fields_give_the_published_parameter_count(name):
     assert model_shape(known_config(name)).parameters == KNOWN_MODELS[name]["parameters"]
 
 
@@ -37,7 +37,7 @@ def test_there_are_about_twenty_known_models_and_the_default_is_one():
         known_config("llama-9")
 
 
-# Small configs of every architecture; the oracle is the number of weights that transformers itself makes.
+# Small configs of every architecture; the number of weights must be that of transformers' model.
 SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -119,7 +119,7 @@ def test_the_count_equals_the_modules_of_transformers(kind, tied):
         assert windows == theirs
 
 
-def test_the_stated_head_dim_wins_over_hidden_by_heads():
+def test_head_dim_of_the_config_is_used_if_it_is_stated():
     stated = {**LLAMA, "hidden_size": 5120, "num_key_value_heads": 8, "head_dim": 128}
     assert kv_shape(stated).layers[0].head_dim == 128  # 5120 / 32 would be 160
     assert kv_shape({**stated, "head_dim": None}).layers[0].head_dim == 160
@@ -152,7 +152,7 @@ def test_gpt_oss_alternates_and_begins_with_a_window():
     assert kv_bytes_per_token(resolve("gpt-oss-20b").kv) == 12 * 2 * 8 * 64 * 2
 
 
-def test_layers_that_share_read_the_last_of_their_own_kind():
+def test_a_layer_that_shares_reads_the_last_layer_of_its_kind():
     shared = kv_shape(
         {
             **LLAMA,
@@ -171,7 +171,7 @@ def test_deepseek_caches_a_latent_and_a_rotary_part():
     assert kv_bytes_per_token(resolve("deepseek-v3").kv) == 70_272
 
 
-def test_qwen_windows_only_where_it_says_so():
+def test_qwen_has_windows_only_if_the_config_says_so():
     config = {**known_config("qwen2.5-7b"), "sliding_window": 4096, "max_window_layers": 20}
     assert all(layer.window is None for layer in kv_shape(config).layers)
     config["use_sliding_window"] = True
@@ -195,14 +195,14 @@ def test_a_config_file_its_folder_and_a_multimodal_config_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["# A text", "[1, 2]", ""])
-def test_a_file_that_is_no_json_object_is_an_error_that_says_what_to_give(tmp_path, content):
+def test_a_file_that_is_not_a_json_object_raises(tmp_path, content):
     path = tmp_path / "README.md"
     path.write_text(content)
     with pytest.raises(BadRequest, match="is not a JSON model configuration; give a config.json"):
         resolve(path)
 
 
-def test_gemma_3_4b_relies_on_defaults_that_its_config_leaves_out():
+def test_missing_fields_of_gemma_3_4b_get_defaults():
     text = {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
@@ -235,7 +235,7 @@ def test_gemma_3_4b_relies_on_defaults_that_its_config_leaves_out():
         ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types"),
     ],
 )
-def test_a_config_that_is_not_understood_is_refused_in_a_sentence(config, words):
+def test_a_config_that_is_not_valid_raises(config, words):
     with pytest.raises(BadRequest, match=words):
         model_shape(config)
 
@@ -280,7 +280,7 @@ def test_the_plan_has_the_keys_of_the_command_and_adds_up():
         ({"budget": "-3GiB"}, "amount of memory"),
     ],
 )
-def test_a_plan_that_cannot_be_made_is_refused(ask, words):
+def test_arguments_of_plan_that_are_not_valid_raise(ask, words):
     with pytest.raises(BadRequest, match=words):
         plan("default", **ask)
 

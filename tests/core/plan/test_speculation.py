@@ -1,4 +1,4 @@
-"""The arithmetic of guess and verify against enumeration and its own limits."""
+"""Compare the formulas of speculative decoding with an enumeration of outcomes."""
 
 from itertools import product
 
@@ -33,7 +33,7 @@ def test_speedup_is_tokens_over_cost():
         (1 + 0.5 + 0.25 + 0.125) / (0.75 + 1.3)
     )
     assert speculative_speedup(0.9, 0, costs) == 1.0
-    assert costs.verify_ratio(7) == pytest.approx(1.6)  # on along the line
+    assert costs.verify_ratio(7) == pytest.approx(1.6)  # continues on the line
 
 
 def test_the_best_length_grows_with_alpha_and_shrinks_with_cost():
@@ -48,7 +48,7 @@ def test_the_best_length_grows_with_alpha_and_shrinks_with_cost():
         )
 
 
-def test_break_even_is_where_nothing_is_gained():
+def test_at_break_even_the_speedup_is_one():
     costs = SpeculationCosts(0.3, (1.0, 1.1, 1.2, 1.3))
     for length in (1, 2, 3):
         alpha = break_even_alpha(length, costs)
@@ -71,6 +71,6 @@ def test_break_even_is_where_nothing_is_gained():
         lambda: expected_accepted_length(0.5, -1),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(call):
+def test_numbers_out_of_range_raise(call):
     with pytest.raises(BadRequest):
         call()

@@ -1,4 +1,4 @@
-"""Operations and bytes against brute-force loops; the roofline; the prediction's arithmetic."""
+"""Compare operations and bytes with plain loops; test the roofline and the predicted times."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from labkit.plan.time import (
 
 @pytest.mark.parametrize("window, sinks", [(None, 0), (4, 0), (4, 2), (1, 0)])
 @pytest.mark.parametrize("tokens, past", [(1, 0), (1, 9), (3, 2), (7, 0), (5, 20)])
-def test_pairs_are_those_that_a_loop_over_queries_and_keys_finds(window, sinks, tokens, past):
+def test_pairs_equal_a_count_over_queries_and_keys(window, sinks, tokens, past):
     layer = LayerKV(1, 8, window=window, sinks=sinks)
     found = 0
     for query in range(past, past + tokens):
@@ -28,7 +28,7 @@ def test_pairs_are_those_that_a_loop_over_queries_and_keys_finds(window, sinks, 
     assert pairs(layer, tokens, past) == found
 
 
-def test_a_decode_step_of_a_dense_model_is_two_operations_a_weight_and_every_weight_once():
+def test_a_dense_decode_step_has_two_operations_per_weight_and_reads_each_weight_once():
     model = resolve("llama-3.1-8b")
     cost = step_cost(model, past=0)
     vectors = sum(m.parameters for m in model.part("vectors"))
@@ -57,7 +57,7 @@ def test_a_batch_reads_the_weights_once_and_every_cache():
     assert many.operations == 16 * one.operations
 
 
-def test_experts_are_read_as_they_are_reached():
+def test_only_experts_in_use_are_read():
     model = resolve("mixtral-8x7b")
     experts = sum(m.parameters for m in model.matrices if m.name.startswith("experts"))
     one, many = step_cost(model), step_cost(model, 256)
@@ -69,7 +69,7 @@ def test_experts_are_read_as_they_are_reached():
     )
 
 
-def test_the_break_even_batch_is_where_the_two_times_cross():
+def test_at_the_break_even_batch_both_times_are_equal():
     model, bandwidth, flops = resolve("llama-3.1-8b"), 300e9, 60e12
     batch = compute_bound_batch(model, bandwidth, flops, past=64)
     below, at = (step_cost(model, rows, past=64) for rows in (batch - 1, batch))
@@ -77,7 +77,7 @@ def test_the_break_even_batch_is_where_the_two_times_cross():
     assert at.bytes / bandwidth <= at.operations / flops
     assert (
         compute_bound_batch(model, bandwidth, flops, past=100_000) is None
-    )  # the caches alone keep it waiting
+    )  # reading the caches takes longer than all arithmetic
 
 
 def test_the_roofline_is_the_longer_of_the_two():
@@ -87,7 +87,7 @@ def test_the_roofline_is_the_longer_of_the_two():
     assert cost.intensity == cost.operations / cost.bytes
 
 
-def test_money():
+def test_the_price_of_a_million_tokens():
     assert money_per_million_tokens(3.6, 1000) == pytest.approx(1.0)
     with pytest.raises(BadRequest):
         money_per_million_tokens(1, 0)

@@ -1,4 +1,4 @@
-"""Weights: GGUF types against the real file and the gguf package, formats against published bits."""
+"""Compare bytes of weights with a real GGUF file, the gguf package and published sizes."""
 
 import pytest
 
@@ -35,24 +35,24 @@ def test_the_default_models_own_file_is_estimated_within_a_percent():
     ],
 )
 def test_published_file_sizes_of_llama_3_1_8b(name, gigabytes):
-    # The files carry about 8 MB of vocabulary besides the tensors.
+    # The files contain about 8 MB of vocabulary in addition to the tensors.
     assert (gguf_bytes(resolve("llama-3.1-8b"), name) + 8e6) / 1e9 == pytest.approx(
         gigabytes, rel=0.01
     )
 
 
-def test_sixteen_bits_are_two_bytes_a_weight():
+def test_sixteen_bits_are_two_bytes_per_weight():
     for name in ("smollm2-135m", "mixtral-8x7b", "deepseek-v3"):
         model = resolve(name)
         assert weight_bytes(model, "bf16") == 2 * model.parameters
         assert weight_bytes(model, "fp32") == 2 * weight_bytes(model, "bfloat16")
 
 
-def test_a_format_costs_what_it_says_all_in():
+def test_the_bytes_of_a_format_include_its_scales():
     model = resolve("llama-3.1-8b")
     blocks = sum(m.parameters for m in model.part("blocks"))
     with_blocks = weight_bytes(model, "int4_g128_zp") - weight_bytes(model, "int8_channel")
-    # Against int8 blocks (8 bits and a float32 a row); the rest of the two recipes is equal.
+    # Compared with int8 blocks (8 bits, and a float32 per row); the rest of the two recipes is equal.
     rows = sum(m.rows * m.count for m in model.part("blocks"))
     assert with_blocks == pytest.approx(blocks * (4.15625 - 8) / 8 - 4 * rows, rel=1e-3)
     matrix = Matrix("q", "blocks", 4096, 4096, 0)
@@ -69,7 +69,7 @@ def test_bits_per_weight_of_named_recipes_on_the_default_model():
     )
 
 
-def test_every_mix_is_ordered_by_its_base():
+def test_gguf_types_with_more_bits_are_larger():
     model = resolve("llama-3.1-8b")
     sizes = {name: gguf_bytes(model, name) for name in GGUF_BITS}
     order = [
@@ -107,7 +107,7 @@ def test_units_are_read(text, count):
 @pytest.mark.parametrize(
     "text", ["16G", "", "GiB", "-1GiB", "1e3GiB", "16 giblets", float("nan"), float("inf")]
 )
-def test_units_that_may_mean_either_are_refused(text):
+def test_ambiguous_or_unknown_units_raise(text):
     with pytest.raises(BadRequest, match="amount of memory"):
         parse_bytes(text)
 

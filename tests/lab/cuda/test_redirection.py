@@ -1,4 +1,4 @@
-"""The mode under which other tests run on a device: what is made lands there. Tried with "meta", which every machine has."""
+"""Test the mode that runs other tests on a device, with the device "meta", which every machine has."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ def redirect(request):
     ).redirected("meta")
 
 
-def test_what_is_made_without_a_device_or_on_the_cpu_lands_on_the_device(redirect):
+def test_new_tensors_are_on_the_device(redirect):
     with redirect:
         for made in (
             torch.zeros(2),
@@ -25,7 +25,7 @@ def test_what_is_made_without_a_device_or_on_the_cpu_lands_on_the_device(redirec
     assert torch.zeros(1).device.type == "cpu"
 
 
-def test_numbers_of_a_cpu_generator_are_drawn_there_and_moved(redirect):
+def test_numbers_of_a_cpu_generator_are_drawn_on_the_cpu_and_moved(redirect):
     generator = torch.Generator().manual_seed(0)
     with redirect:
         assert torch.randn(3, generator=generator).device.type == "meta"

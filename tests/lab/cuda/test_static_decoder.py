@@ -1,4 +1,4 @@
-"""Steps of fixed shape against plain decoding: the same tokens, on a CPU without recording, on CUDA with."""
+"""Steps of fixed shape give the tokens of plain decoding, with graphs on CUDA and without on a CPU."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def prompts(rows, seed=0):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tokens_are_those_of_plain_decoding(device, name, rows):
-    """Rows of unequal length, over the edge of a span (128), with and without an end token on the way."""
+    """Use rows of unequal length that cross a span (128), with and without an end token."""
     architecture, options = MODELS[name]
     model = tiny_model(architecture, **options).to(device)
     asked = prompts(rows)
@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_plain_decoding(device, name, rows):
 
 
 def test_a_word_after_the_prompt_keeps_its_leading_space(device):
-    """Where a tokenizer drops the first space of a text: an answer begins no text, its prompt does."""
+    """A tokenizer drops the first space of a text; the prompt starts the text, not the answer."""
 
     class Sayer:
         special_ids = (0, 1, 2)
@@ -59,7 +59,7 @@ def test_a_word_after_the_prompt_keeps_its_leading_space(device):
 
     model = tiny_model().to(device)
     model.tokenizer = Sayer()
-    for prompt in ([3, 4, 5], [1]):  # a text, and nothing but BOS
+    for prompt in ([3, 4, 5], [1]):  # a text, and BOS alone
         plain = generate(model, [prompt], max_new_tokens=6, end_ids=())
         (got,) = StaticDecoder(model, 1, capacity=64).generate(
             [prompt], max_new_tokens=6, end_ids=()
@@ -93,7 +93,7 @@ def test_fixed_steps_of_the_cache_equal_a_contiguous_one(device):
     assert fixed.lengths == plain.lengths == (14, 11)
 
 
-def test_what_does_not_fit_or_cannot_be_recorded_is_refused(device):
+def test_prompts_that_do_not_fit_raise(device):
     model = tiny_model().to(device)
     with pytest.raises(BadRequest, match="capacity"):
         StaticCache(model.config.kv_shape)
@@ -102,12 +102,12 @@ def test_what_does_not_fit_or_cannot_be_recorded_is_refused(device):
         fast.generate([[3] * 10], max_new_tokens=12)
     assert (
         len(fast.generate([[3] * 10], max_new_tokens=11, end_ids=())[0].tokens) == 11
-    )  # full to the last slot
+    )  # uses every slot
     with pytest.raises(BadRequest, match=r"\[1, 1\] tokens.*give 1 prompts"):
         fast.prefill([[3], [4]])
 
 
-def test_a_model_that_computes_nan_says_so(device):
+def test_logits_with_nan_raise(device):
     model = tiny_model().to(device)
     model.norm.weight.fill_(float("nan"))
     with pytest.raises(BadRequest, match="NaN"):
@@ -115,15 +115,13 @@ def test_a_model_that_computes_nan_says_so(device):
 
 
 @pytest.mark.gpu
-def test_steps_are_recorded_once_a_span_and_nothing_waits_between_them(device):
+def test_steps_are_recorded_once_per_span_and_do_not_wait_for_the_device(device):
     model = tiny_model().to(device)
     fast = StaticDecoder(model, 1, capacity=256)
     fast.generate([[3, 4, 5]], max_new_tokens=150, end_ids=())
     assert set(fast._recorded) == {128, 256}
     with torch.cuda.stream(torch.cuda.current_stream(device)):
-        torch.cuda.set_sync_debug_mode(
-            "error"
-        )  # any operation that waits for the device is an error
+        torch.cuda.set_sync_debug_mode("error")  # an operation that waits for the device raises
         try:
             fast.cache.rewind(3)
             with fast.cache.fixed(128):

@@ -1,4 +1,4 @@
-"""Bandwidth and FLOP/s: the right buffer, the right threads, once per process."""
+"""Test bandwidth and FLOP/s: the buffer, the threads, and that they are measured once."""
 
 import pytest
 import torch

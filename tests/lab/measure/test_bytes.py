@@ -1,4 +1,4 @@
-"""Bytes are those of storages, each once."""
+"""Test that the bytes of each storage count once."""
 
 import gc
 from dataclasses import dataclass
@@ -50,9 +50,9 @@ def test_the_kv_formula_equals_the_tensors_of_a_real_cache(kv_heads, dtype, name
     assert tensor_bytes(cache) == cache.nbytes() == kv_bytes(shape, 40, 2, name)
 
 
-def test_the_peak_sees_memory_that_is_gone_at_the_end():
-    gc.collect()  # what earlier tests left must not be freed while this one watches
-    huge_pages.give_back()  # nor be used again by it
+def test_the_peak_includes_memory_that_was_freed():
+    gc.collect()  # memory of earlier tests must not be freed during the measurement
+    huge_pages.give_back()  # and must not be used again
     with peak_memory() as peak:
         gone = torch.ones(64 * 2**20 // 4)
         del gone
@@ -60,10 +60,10 @@ def test_the_peak_sees_memory_that_is_gone_at_the_end():
     assert 60 * 2**20 < peak.grown_bytes < 100 * 2**20
     with peak_memory() as quiet:
         pass
-    assert quiet.grown_bytes < 16 * 2**20  # the mark was reset
+    assert quiet.grown_bytes < 16 * 2**20  # the peak was reset
 
 
-def test_without_a_resettable_mark_a_thread_looks(monkeypatch):
+def test_a_thread_samples_memory_if_the_peak_cannot_be_reset(monkeypatch):
     monkeypatch.setattr(measured, "_reset_high_water", lambda: False)
     gc.collect()
     huge_pages.give_back()

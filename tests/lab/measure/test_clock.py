@@ -1,4 +1,4 @@
-"""Timing with a fake clock: synchronized, warm-up apart, interleaved, paired ratios."""
+"""Test timing with a fake clock: synchronization, warm-up, interleaving, paired ratios."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from labkit.lab.measure import clock
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A clock that only moves when work is done; a device that works only when it is waited for."""
+    """A clock that moves only when work is done, and a device that works only while the caller waits."""
 
     class Fake:
         def __init__(self):
@@ -33,7 +33,7 @@ def fake(monkeypatch):
     return fake
 
 
-def test_the_device_is_idle_before_each_look_at_the_clock(fake):
+def test_the_device_is_idle_before_the_clock_is_read(fake):
     assert clock.measure(lambda: fake.work("a", 2.0), repeats=3, warmup=0).times_s == (
         2.0,
         2.0,
@@ -43,18 +43,18 @@ def test_the_device_is_idle_before_each_look_at_the_clock(fake):
     assert len(looks) == 6 and all(fake.events[i - 1] == "sync" for i in looks)
 
 
-def test_work_queued_before_is_not_charged_to_the_arm(fake):
+def test_work_queued_earlier_does_not_count(fake):
     fake.queued = 100.0
     assert clock.time_once(lambda: fake.work("a", 1.0)) == 1.0
 
 
-def test_warm_up_calls_are_made_and_left_out(fake):
+def test_warm_up_calls_do_not_count(fake):
     lengths = iter([50.0, 40.0, 1.0, 1.0, 1.0])
     timing = clock.measure(lambda: fake.work("a", next(lengths)), repeats=3, warmup=2)
     assert timing.times_s == (1.0, 1.0, 1.0) and timing.median_s == 1.0
 
 
-def test_each_round_begins_with_another_arm(fake):
+def test_each_round_starts_with_another_function(fake):
     clock.interleave(
         {name: (lambda name=name: fake.work(name, 1.0)) for name in "abc"}, repeats=3, warmup=0
     )
@@ -74,12 +74,12 @@ def test_a_ratio_is_paired_by_round_so_that_a_slow_round_cancels(fake):
     assert clock.ratio(timings["b"], timings["a"]).value == 0.5  # a slowdown is a ratio below 1
 
 
-def test_unpaired_timings_are_rejected():
+def test_a_ratio_of_timings_with_unequal_repeats_raises():
     with pytest.raises(BadRequest, match="1 and 2 repeats"):
         clock.ratio(clock.Timing((1.0,)), clock.Timing((1.0, 2.0)))
 
 
-def test_no_repeats_are_rejected():
+def test_zero_repeats_raise():
     with pytest.raises(BadRequest, match="repeats"):
         clock.measure(lambda: None, repeats=0)
 
@@ -94,7 +94,7 @@ def test_no_repeats_are_rejected():
         (20, 5, 14, 0.9586105346679688),
     ],
 )
-def test_order_statistics_hold_the_median_with_the_binomial_coverage(n, low, high, coverage):
+def test_order_statistics_have_the_binomial_coverage(n, low, high, coverage):
     assert clock.median_interval(reversed(range(n))) == (low, high, pytest.approx(coverage))
 
 
@@ -111,6 +111,6 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.95 < hits / 4000 < 0.972
 
 
-def test_an_unknown_device_is_rejected():
+def test_an_unknown_device_raises():
     with pytest.raises(BadRequest, match="cannot be timed"):
         clock.synchronize("tpu")

@@ -1,4 +1,4 @@
-"""Records survive a kill: at most the item in flight is lost, and the run resumes behind the last whole one."""
+"""A killed run loses at most one record and continues after the last complete one."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
     assert record.machine["cores"] >= 1 and record.versions["python"] and record.date
 
 
-def test_a_half_last_line_is_cut_off_and_the_run_resumes(tmp_path):
+def test_an_incomplete_last_line_is_removed_and_the_run_continues(tmp_path):
     path = tmp_path / "a.jsonl"
     with RecordWriter(path) as writer:
         for item in "ab":
@@ -55,7 +55,7 @@ def test_a_half_last_line_is_cut_off_and_the_run_resumes(tmp_path):
     assert [record.item for record in read_records(path)] == ["a", "b", "c"]
 
 
-def test_a_whole_line_without_its_newline_counts_as_lost(tmp_path):
+def test_a_last_line_without_its_newline_does_not_count(tmp_path):
     path = tmp_path / "a.jsonl"
     with RecordWriter(path) as writer:
         writer.write(Record("score", 1, "items", item="a"))
@@ -64,20 +64,20 @@ def test_a_whole_line_without_its_newline_counts_as_lost(tmp_path):
         assert not writer.done("score", "a")
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+def test_a_line_that_is_not_a_record_raises_with_its_number(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{broken\n")
     with pytest.raises(BadRequest, match="Line 1"):
         read_records(path)
 
 
-def test_numbers_that_json_does_not_have_are_rejected(tmp_path):
+def test_nan_raises_because_json_has_none(tmp_path):
     with RecordWriter(tmp_path / "a.jsonl") as writer, pytest.raises(ValueError):
         writer.write(Record("score", float("nan"), "nats"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path):
+def test_a_killed_run_loses_at_most_one_record(tmp_path):
     path = tmp_path / "a.jsonl"
     program = textwrap.dedent(f"""
         from labkit.lab.measure.record import Record, RecordWriter
