@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from labkit.plan.kv import LayerKV
 
@@ -129,6 +129,7 @@ def attend_dense(
     K, S = keys.shape[1:3]
     G = H // K
     window, sinks = (None, 0) if layer is None else (layer.window, layer.sinks)
+    causal = False  # whether PyTorch's causal flag is exact
     if slots is None:
         if T == 1 and step.uniform and window is not None and sinks == 0 and window < S:
             keys, values = keys[:, :, S - window :], values[:, :, S - window :]  # only the band
@@ -136,36 +137,20 @@ def attend_dense(
         if window is None or window >= S:
             window = None
             if T == 1 and step.uniform:  # the newest token sees everything
-                folded = queries.view(B, K, G, D)
-                out = scaled_dot_product_attention(folded, keys, values, scale=scale)
+                out = sdpa(queries.view(B, K, G, D), keys, values, scale=scale)
                 return out.view(B, H, 1, -1)
-            if step.aligned and step.starts[0] == 0:  # empty cache: here the causal flag is exact
-                return _by_views(queries, keys, values, None, scale)
+            causal = step.aligned and step.starts[0] == 0  # the cache was empty
         slots = Slots(torch.arange(S, device=queries.device)[None], ("slots", S))
-    band = (window, sinks)
-    if T * G <= FOLDED_QUERIES:
+    bias, band = None, (window, sinks)
+    if not causal and T * G <= FOLDED_QUERIES:
         bias = step.mask(slots, queries.dtype, band, queries=G)
         folded = queries.reshape(B, K, G * T, D)
-        out = scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
-        return out.reshape(B, H, T, -1)
-    bias = step.mask(slots, queries.dtype, band, heads=K if B > 1 else 1)
-    return _by_views(queries, keys, values, bias, scale)
-
-
-def _by_views(
-    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float | None
-) -> Tensor:
-    """Compute attention with each KV head as a batch row, seen G times without a copy.
-
-    Without a bias, attention is causal.
-    """
-    B, H, T, D = queries.shape
-    K, S = keys.shape[1:3]
-    G = H // K
+        return sdpa(folded, keys, values, attn_mask=bias, scale=scale).reshape(B, H, T, -1)
+    if not causal:
+        bias = step.mask(slots, queries.dtype, band, heads=K if B > 1 else 1)
+    # Each KV head becomes a batch row, and G query heads see it without a copy.
     grouped = queries.reshape(B * K, G, T, D)
     keys = keys.reshape(B * K, 1, S, D).expand(B * K, G, S, D)
     values = values.reshape(B * K, 1, S, -1).expand(B * K, G, S, -1)  # MLA: narrower than the keys
-    out = scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale
-    )
+    out = sdpa(grouped, keys, values, attn_mask=bias, is_causal=causal, scale=scale)
     return out.reshape(B, H, T, -1)

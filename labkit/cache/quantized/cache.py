@@ -102,8 +102,7 @@ class QuantizedCache(KVCache):
             if out is not None:
                 return out
         keys, values = self._sides(self.shape.home[layer])
-        positions, seen = self._view(keys.slots, keys.tail.shape[2], spec.window, spec.sinks)
-        rotation = self._rotation(positions[:, : keys.slots])
+        _, seen, rotation = self._view(keys.slots, keys.tail.shape[2], spec.window, spec.sinks)
         return attend_packed(queries, keys, values, seen, scale, rotation, self._buffer)
 
     def _store(self, layer: int, rows: slice, move: Move, *new: Tensor) -> None:
@@ -142,16 +141,16 @@ class QuantizedCache(KVCache):
         sides = zip(self.packed[layer], self.parts, self.tails[layer])
         return [Side(packed, part, slots, dense[:, :, :tail]) for packed, part, dense in sides]
 
-    def _view(
-        self, slots: int, tail: int, window: int | None, sinks: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the positions [B or 1, S] of slots and tail, and a mask [B or 1, T, S].
+    def _view(self, slots: int, tail: int, window: int | None, sinks: int) -> tuple[Any, ...]:
+        """Return positions, mask and rotation of the packed slots and the tail.
 
-        The mask marks the keys that each query sees (None: all).
+        The positions are [B or 1, S]. The mask [B or 1, T, S] marks the keys that each query
+        sees (None: all). The rotation is cos and sin of the packed slots, if keys are stored
+        before RoPE (None otherwise).
         """
         if (window, sinks) not in self._pass:
             one = all(b == self.bulks[0] for b in self.bulks) and len(set(self.lengths)) == 1
-            rows = []
+            rows, rotation = [], None
             for bulk, length in zip(self.bulks[: 1 if one else None], self.lengths):
                 newest = torch.arange(bulk.tokens, bulk.tokens + tail)
                 newest = newest.where(newest < length, NOWHERE)
@@ -160,15 +159,11 @@ class QuantizedCache(KVCache):
             everything = window is None and step.num_tokens == 1 and one and not self.bulks[0].short
             queries = step.positions[:1] if one and step.uniform else step.positions
             seen = None if everything else visible(queries, positions, window, sinks)
-            self._pass[window, sinks] = positions, seen
+            if self.frequencies is not None:
+                at = positions[:, None, :slots]
+                rotation = cos_sin(at.where(at < NOWHERE, 0), self.frequencies)
+            self._pass[window, sinks] = positions, seen, rotation
         return self._pass[window, sinks]
-
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return cos and sin at `positions` if keys are stored before RoPE."""
-        if self.frequencies is not None and "rotation" not in self._pass:
-            at = positions[:, None].where(positions[:, None] < NOWHERE, 0)
-            self._pass["rotation"] = cos_sin(at, self.frequencies)
-        return self._pass.get("rotation")
 
     def tensors(self) -> list[Tensor]:
         packed = [t for sides in self.packed.values() for side in sides for t in side.values()]
@@ -202,9 +197,8 @@ class QuantizedCache(KVCache):
 
     def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, _ = self._sides(layer)
-        positions, _ = self._view(keys.slots, keys.tail.shape[2], None, 0)
+        positions, _, rotation = self._view(keys.slots, keys.tail.shape[2], None, 0)
         numbers = [decode(block, keys.part, keys.tail.shape[3]) for _, block in keys.blocks()]
-        rotation = self._rotation(positions[:, : keys.slots])
         if rotation is not None and numbers:
             numbers = [rotate(torch.cat(numbers, 2), *rotation)]
         return torch.cat([*numbers, keys.tail.float()], 2), positions.expand(self.batch, -1)
