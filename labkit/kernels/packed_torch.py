@@ -95,9 +95,8 @@ class Int4Pack(PackedWeight):
         super().__init__(quantized)
         self.format, self.group = _stored_format(self.format, self.shape)
         codes, scale, middle = as_middle(quantized)
-        repeat = (
-            self.shape[1] // self.group // scale.shape[1]
-        )  # by channel: one scale for all groups
+        # By channel, all groups have the same scale.
+        repeat = self.shape[1] // self.group // scale.shape[1]
         scales = torch.stack([scale, middle], -1).repeat_interleave(repeat, 1)  # [N, K/G, 2]
         if codes.is_cuda:  # [N, K/2], the even column in the high nibble
             pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
@@ -119,9 +118,8 @@ class Int4Pack(PackedWeight):
         return _stored_format(format, shape)[0].nbytes(shape)
 
     def few_rows(self, flat: Tensor) -> Tensor:
-        if flat.is_cuda:
-            return torch._weight_int4pack_mm(flat, self.codes, self.group, self.scales)
-        return torch._weight_int4pack_mm_for_cpu(flat, self.codes, self.group, self.scales)
+        cpu, cuda = torch._weight_int4pack_mm_for_cpu, torch._weight_int4pack_mm
+        return (cuda if flat.is_cuda else cpu)(flat, self.codes, self.group, self.scales)
 
     def unpacked(self) -> Tensor:
         (rows, length), group = self.shape, self.group

@@ -26,13 +26,15 @@ from labkit.formats.names import NumberFormat
 from labkit.formats.tensor import QuantizedTensor, pick_rows
 
 FEW_ROWS = 16
+Shape = tuple[int, ...]
+Tensors = Mapping[str, Tensor]
 
 
 class PackedWeight(nn.Module):
     """A weight [N, K] in one kernel's layout, made from a `QuantizedTensor`."""
 
     fast = True
-    few = FEW_ROWS
+    few = FEW_ROWS  # the largest number of rows for `few_rows`
     dtype = torch.bfloat16  # of activations that are read without a cast
 
     def __init__(self, quantized: QuantizedTensor):
@@ -44,19 +46,17 @@ class PackedWeight(nn.Module):
             self.register_buffer(name, tensor)
 
     @classmethod
-    def supports(cls, format: NumberFormat, shape: tuple[int, ...], device: torch.device) -> bool:
+    def supports(cls, format: NumberFormat, shape: Shape, device: torch.device) -> bool:
         """Return True if this kernel can multiply such a weight on `device`."""
         return True
 
     @classmethod
-    def resident_nbytes(cls, format: NumberFormat, shape: tuple[int, ...]) -> int:
+    def resident_nbytes(cls, format: NumberFormat, shape: Shape) -> int:
         """Return the bytes of such a weight in this layout."""
         return format.nbytes(shape)
 
     @classmethod
-    def from_packed(
-        cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
-    ) -> PackedWeight:
+    def from_packed(cls, format: NumberFormat, shape: Shape, packed: Tensors) -> PackedWeight:
         """Make the weight from its portable form (`QuantizedTensor.packed`)."""
         return cls(QuantizedTensor.from_packed(format, shape, packed))
 
@@ -118,9 +118,7 @@ class PortableWeight(PackedWeight):
         self._store(**quantized.packed())
 
     @classmethod
-    def from_packed(
-        cls, format: NumberFormat, shape: tuple[int, ...], packed: Mapping[str, Tensor]
-    ) -> PortableWeight:
+    def from_packed(cls, format: NumberFormat, shape: Shape, packed: Tensors) -> PortableWeight:
         weight = cls.__new__(cls)
         nn.Module.__init__(weight)
         weight.format, weight.shape = format, tuple(shape)

@@ -39,28 +39,18 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_QWEN = {
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_GEMMA = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096}
-_GEMMA3 = _GEMMA | {
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 262208,
-    "query_pre_attn_scalar": 256,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
+_QWEN: dict[str, Any] = {"max_position_embeddings": 32768, "use_sliding_window": False}
+_QWEN |= {"sliding_window": 4096, "max_window_layers": 28}
+_GEMMA: dict[str, Any] = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096}
+_GEMMA3 = _GEMMA | {"max_position_embeddings": 131072, "vocab_size": 262208}
+_GEMMA3 |= {"num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256}
+_GEMMA3 |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+_MISTRAL = {"max_position_embeddings": 131072, "sliding_window": 4096}
 _GPT_OSS = {"sliding_window": 128}
+_GPT2 = {"tie_word_embeddings": True}
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(defaults={"max_position_embeddings": 2048}),
-    "mistral": Architecture(
-        full_every=0, defaults={"max_position_embeddings": 131072, "sliding_window": 4096}
-    ),
+    "mistral": Architecture(full_every=0, defaults=_MISTRAL),
     "phi3": Architecture(full_every=0),
     "qwen2": Architecture(("qkv",), full_every=0, defaults=_QWEN),
     "qwen3": Architecture(qk_norm=True, full_every=0, defaults=_QWEN | {"head_dim": 128}),
@@ -75,19 +65,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_oss": Architecture(
         ("qkv", "o", "experts", "sinks"), experts=True, full_every=2, defaults=_GPT_OSS
     ),
-    "gpt2": Architecture(
-        ("qkv", "o", "mlp", "norms"), gated=False, defaults={"tie_word_embeddings": True}
-    ),
+    "gpt2": Architecture(("qkv", "o", "mlp", "norms"), gated=False, defaults=_GPT2),
 }
 _SAME_AS = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral"}
-_OTHER_KEYS = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "n_inner": "intermediate_size",
-    "_sliding_window_pattern": "sliding_window_pattern",
-}
+_OTHER_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers"}  # of GPT-2, of Gemma 3
+_OTHER_KEYS |= {"n_head": "num_attention_heads", "n_positions": "max_position_embeddings"}
+_OTHER_KEYS |= {"n_inner": "intermediate_size", "_sliding_window_pattern": "sliding_window_pattern"}
 _OPTIONAL = {  # smallest value -> whole numbers that may be missing or null
     1: "sliding_window sliding_window_pattern decoder_sparse_step intermediate_size v_head_dim "
     "max_position_embeddings q_lora_rank num_experts_per_tok experts_per_token",

@@ -104,7 +104,7 @@ class StaticDecoder:
                 "of at least one token."
             )
         self.cache.rewind(0)
-        counts = [len(prompt) for prompt in prompts]
+        counts = list(map(len, prompts))
         padded = [[*prompt, *[0] * (max(counts) - len(prompt))] for prompt in prompts]
         ragged = None if min(counts) == max(counts) else counts
         tokens = torch.tensor(padded, device=self.device)

@@ -51,9 +51,6 @@ class Record:
     def __post_init__(self):
         check_fields(self, what=Text())
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class RecordWriter(AbstractContextManager):
     """Append records to a file. Opening it removes an incomplete last line."""
@@ -72,7 +69,7 @@ class RecordWriter(AbstractContextManager):
 
     def write(self, record: Record) -> None:
         """Write a record and flush it to the disk."""
-        line = json.dumps(record.as_dict(), ensure_ascii=False, allow_nan=False, default=str)
+        line = json.dumps(asdict(record), ensure_ascii=False, allow_nan=False, default=str)
         self._file.write(line + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
