@@ -3,12 +3,12 @@
 A forward pass calls `advance` once and then, in each layer, `append` and `attend`:
 
     cache.advance(T, counts) -> positions [B, T]
-    cache.append(layer, keys [B, K, T, D], values [B, K, T, D])      keys are already rotated
+    cache.append(layer, keys [B, K, T, D], values [B, K, T, D])
     cache.attend(layer, queries [B, H, T, D]) -> [B, H, T, D]
 
-Each row of a batch has its own length. Lengths are Python integers, so no step waits
-for the device. Prompts of unequal length are padded on the right; `counts` excludes the
-padding.
+Keys are already rotated. Each row of a batch has its own length. Lengths are Python
+integers, so no step waits for the device. Prompts of unequal length are padded on the
+right; `counts` excludes the padding.
 
 A new cache implements `append`, `attend`, `tensors`, `nbytes_used`, `_cached_keys`,
 `_reserve` and `_select`. It implements `_rewind`, too, if a rewind changes more than
@@ -64,8 +64,8 @@ def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) ->
 def stored(layer: LayerKV) -> tuple[int, int, int]:
     """Return the number of heads, of values per head and token, and of tensors.
 
-    Keys and values are two tensors. An MLA layer has one tensor, which stores the latent
-    and the rotary key.
+    Keys and values are two tensors. An MLA layer has one tensor, which stores the
+    latent and the rotary key.
     """
     if layer.latent_dim is not None:
         return 1, layer.latent_dim + layer.rope_dim, 1
@@ -177,8 +177,8 @@ class KVCache(ABC):
     def rewind(self, lengths: int | Sequence[int]) -> None:
         """Keep the first `lengths` tokens of each row: one number, or one per row.
 
-        0 empties a row. Raises BadRequest if a row is shorter, or if the cache has dropped
-        tokens that it would need. Nothing has changed then.
+        0 empties a row. Raises BadRequest if a row is shorter, or if the cache has
+        dropped tokens that it would need. Nothing has changed then.
         """
         each = lengths if is_sequence(lengths) else [lengths] * self.batch
         lengths = whole_numbers(each, "The lengths to rewind to", self.batch)
@@ -193,8 +193,8 @@ class KVCache(ABC):
         """Return the maximum number of tokens that one pass may add to each row.
 
         None means any number. A pass within this limit gives the same answers as single
-        steps, and `rewind` can then undo all of its tokens except the first. Speculative
-        decoding reads this limit before it drafts.
+        steps, and `rewind` can then undo all of its tokens except the first.
+        Speculative decoding reads this limit before it drafts.
         """
         return (None,) * self.batch
 
@@ -221,8 +221,8 @@ class KVCache(ABC):
     def cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's keys [B, K, S, D] in float32, and positions [B, S].
 
-        The position of an empty slot is NOWHERE. Use this only for inspection, because it
-        decodes all keys at once.
+        The position of an empty slot is NOWHERE. Use this only for inspection, because
+        it decodes all keys at once.
         """
         own = [i for i in self.shape.own if self.shape.layers[i].latent_dim is None]
         if whole_number(layer, "layer") not in own:

@@ -2,13 +2,13 @@
 
     KeyNorm    keeps keys of small norm; in trained models they get the most attention
                (arXiv 2406.11430)
-    Observed   keeps the tokens that got the most attention so far, over heads and queries
-               (H2O, arXiv 2306.14048)
+    Observed   keeps the tokens that got the most attention so far, over heads and
+               queries (H2O, arXiv 2306.14048)
 
 The new tokens of a pass attend to all cached tokens first. Then each layer with too
 many tokens drops those with the lowest scores. The first `sinks` and the newest
-`recent` tokens always stay. Each layer and row chooses independently. The remaining tokens keep their RoPE positions; keys are not rotated
-again.
+`recent` tokens always stay. Each layer and row chooses independently. The remaining
+tokens keep their RoPE positions; keys are not rotated again.
 
     bytes = sum over layers of min(tokens, budget) * (2 * K * D numbers + 12)
 

@@ -96,7 +96,7 @@ class Step:
     def mask(
         self, slots: Slots, dtype: torch.dtype, band: Band, queries: int = 1, heads: int = 1
     ) -> Tensor:
-        """Return a mask [B * heads, 1, queries * T, S]: 0 for visible keys, -inf for others."""
+        """Return a mask [B * heads, 1, queries * T, S]: 0 if visible, -inf if not."""
         key = (slots.name, band, dtype, queries, heads)
         if key in self._masks:
             return self._masks[key]

@@ -12,8 +12,9 @@ prevent the output from degenerating (StreamingLLM, arXiv 2309.17453).
 
 A prompt longer than the window may be read in one pass or in chunks: new tokens attend
 to the cached tokens and to each other before anything is dropped. `rewind` raises
-BadRequest if it needs a dropped token. It can always go back one token, or `n` + 1 after
-`allow_rewind(n)`, which makes each layer keep `n` more tokens (the slack).
+BadRequest if it needs a dropped token. It can always go back one token. After
+`allow_rewind(n)` each layer keeps `n` more tokens (the slack), and `rewind` can go back
+`n` + 1 tokens.
 
 Slots form a ring, so no token is ever moved. The first `sinks` positions keep their
 slots. A later position p is stored in slot sinks + (p - sinks) % ring, where ring =
@@ -107,7 +108,7 @@ class WindowedCache(KVCache):
         return attend_dense(step, queries, keys, values, scale, spec, self._slots(home, used))
 
     def _places(self, sinks: int, ring: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row, token of this pass and slot of the N new tokens that stay: [N] each."""
+        """Return row, token of this pass and slot of all tokens that stay: [N] each."""
         key = ("places", sinks, ring)
         if key not in self._pass:
             rows, tokens, positions = self.step.scatter
@@ -166,7 +167,7 @@ class WindowedCache(KVCache):
         self._reach = list(map(max, self._reach, lengths))
 
     def _allocate(self, tokens: int) -> None:
-        """Make room for `tokens` tokens per layer, or for its window if that is less."""
+        """Make room for `tokens` tokens per layer, or for its window if smaller."""
         for i in self.shape.own:
             layer, most = self.shape.layers[i], sum(self._ring(i))
             slots = self.keys[i].shape[2] if i in self.keys else 0

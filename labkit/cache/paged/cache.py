@@ -8,10 +8,10 @@ Each row is a table of blocks.
 
     bytes = blocks * bytes of a block; at most size - 1 slots per row are empty
 
-On the CPU, attention reads through the tables (`labkit.kernels.native.table_attention`).
-Each row costs its own length, not the longest row's, and no dense copy exists. For calls
-that the kernel does not support (long prefills, a GPU, other formats), `dense` gathers
-all rows.
+On the CPU, attention reads through the tables
+(`labkit.kernels.native.table_attention`). Each row costs its own length, not the
+longest row's, and no dense copy exists. For calls that the kernel does not support
+(long prefills, a GPU, other formats), `dense` gathers all rows.
 
 When it loses: rows of equal length that share nothing. A contiguous cache reads the
 same bytes without tables.
@@ -46,7 +46,8 @@ class PagedCache(KVCache):
     """A cache over `pool`, or over its own pool, which grows.
 
     `block` (tokens per block) and `kv_format` are settings of its own pool. `tables`
-    lists the blocks of each row, oldest first. The other arguments are those of KVCache.
+    lists the blocks of each row, oldest first. The other arguments are those of
+    KVCache.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class PagedCache(KVCache):
     def join(cls, caches: Iterable[PagedCache], capacity: int | None = None) -> PagedCache:
         """Make one cache from the rows of several caches over the same pool.
 
-        The given caches do not change. Raises BadRequest if their pools differ, or if there
-        are none.
+        The given caches do not change. Raises BadRequest if their pools differ, or if
+        there are none.
         """
         caches = list(caches)
         if not caches or any(cache.pool is not caches[0].pool for cache in caches):
@@ -94,7 +95,7 @@ class PagedCache(KVCache):
         return joined
 
     def fork(self, rows: Sequence[int] | None = None) -> PagedCache:
-        """Make a cache with the same rows (or `rows` of them) that shares all blocks."""
+        """Make a cache of the same rows (or `rows` of them) that shares all blocks."""
         twin = PagedCache.join([self], self.capacity)
         if rows is not None:
             twin.select(rows)
@@ -122,7 +123,7 @@ class PagedCache(KVCache):
         return attend_dense(step, queries, keys, values, scale, spec)
 
     def dense(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Gather keys and values [B, K, S, D] of all rows; zeros follow each row's end."""
+        """Gather keys and values [B, K, S, D] of all rows, padded with zeros."""
         tables, sides = self._tables_tensor(), self.pool.layers[self.shape.home[layer]]
         dense = [self.pool.read(layer, i, tables, self.length) for i in range(len(sides))]
         if len(set(self.lengths)) > 1:  # a masked slot has weight 0, and 0 * NaN is NaN
@@ -143,12 +144,12 @@ class PagedCache(KVCache):
         return self.pool.tensors()
 
     def nbytes_used(self) -> int:
-        """Return the bytes of the cached tokens; a block that rows share counts once."""
+        """Return the bytes of the cached tokens; shared blocks count once."""
         used, _ = self.pool.occupancy(self.tables, self.lengths)
         return used * self.pool.block_bytes // self.pool.size
 
     def _places(self) -> tuple[Tensor, ...]:
-        """Return row, token of this pass, block and slot of the N new tokens: [N] each."""
+        """Return row, token of this pass, block and slot of new tokens: [N] each."""
         if "places" not in self._pass:
             rows, tokens, positions = self.step.scatter
             blocks = self._tables_tensor()[rows, positions // self.pool.size].long()

@@ -32,12 +32,12 @@ BLOCK = 16
 class PagePool(Blocks):
     """Room for `blocks` * `size` tokens of a model, for any number of caches.
 
-    `kv_format` is a format that packs each token by itself, or None for plain numbers of
-    `dtype`. `layers[i]` has the tensors of layer i by name, for keys and for values.
+    `kv_format` is a format that packs each token by itself, or None for plain numbers
+    of `dtype`. `layers[i]` has the tensors of layer i by name, for keys and for values.
 
     If `wipe` is set, a block is set to zeros when it becomes free, so memory and crash
-    dumps contain no old data. Not thread-safe: use one lock for everything that shares a
-    pool.
+    dumps contain no old data. Not thread-safe: use one lock for everything that shares
+    a pool.
     """
 
     wipe = False

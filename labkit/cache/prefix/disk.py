@@ -53,7 +53,7 @@ class DiskTier:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.lstat(self.folder)
         if stat.S_ISLNK(status.st_mode):
-            raise UntrustedFile("The folder for prefixes is a symbolic link; give the folder.")
+            raise UntrustedFile("The folder for prefixes is a symbolic link; give its target.")
         _check_private(status, "The folder for prefixes", "chmod 700")
         self._sizes: dict[str, int] = {}
 
@@ -129,7 +129,7 @@ class DiskTier:
 def _check_private(status: os.stat_result, what: str, fix: str) -> None:
     if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
         raise UntrustedFile(
-            f"{what} belongs or is open to other users; run {fix} on it as its owner."
+            f"{what} belongs to another user or is open to others; run {fix} as its owner."
         )
 
 
@@ -172,7 +172,7 @@ def load(disk: DiskTier, entry: Entry, pool: PagePool) -> PagedCache:
     shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
     expected = {name: (t.dtype, (blocks, *t.shape[1:])) for name, t in places.items()}
     if about(on_disk) != about(entry) or shapes != expected:
-        raise UntrustedFile(f"The prefix {entry.file[:8]}... has other content now; delete it.")
+        raise UntrustedFile(f"The prefix {entry.file[:8]}... does not match this store; delete it.")
     pages = PagedCache.over(pool)
     pages.tables[0] += pool.allocate(blocks)
     pages.lengths = (blocks * pool.size,)

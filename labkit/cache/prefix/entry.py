@@ -34,7 +34,10 @@ class Fingerprint:
     def __post_init__(self) -> None:
         parts = (self.weights, *self.adapters, self.formats, self.settings)
         if not self.weights or not all(isinstance(part, str) for part in parts):
-            raise BadRequest("A fingerprint needs texts; use labkit.model.fingerprint to make it.")
+            raise BadRequest(
+                "A fingerprint consists of texts, and its weights are not empty; use "
+                "labkit.model.fingerprint."
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,8 +81,8 @@ class Entry:
 
     `documents` maps the name of each source document to the first token that it could
     influence. `layout` describes how the pool stores a token. If `pages` is None, the
-    entry is only on disk. If `file` is None, it is only in memory. If `expires` is None,
-    it does not expire.
+    entry is only on disk. If `file` is None, it is only in memory. If `expires` is
+    None, it does not expire.
     """
 
     identity: Identity
@@ -97,7 +100,7 @@ class Entry:
         return self.created <= now and (self.expires is None or now < self.expires)
 
     def new_documents(self, documents: Mapping[str, int]) -> dict[str, int]:
-        """Return the documents that the entry lacks or that start at an earlier token."""
+        """Return the documents that are new to the entry or start earlier."""
         return {
             name: start
             for name, start in documents.items()

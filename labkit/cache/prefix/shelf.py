@@ -88,7 +88,7 @@ class Shelf:
             except OSError:
                 failed += 1
         if failed:
-            raise BadRequest(f"{failed} dropped files could not be deleted; delete them by hand.")
+            raise BadRequest(f"{failed} prefix files could not be deleted; delete them by hand.")
         return len(entries)
 
     def delete_file(self, entry: Entry) -> None:

@@ -6,10 +6,11 @@ fingerprint, and for exactly the same tokens. Only the server can declare a pref
 public; a request cannot. A request gets a `PrefixView`, and the server sets its tenant
 and scope.
 
-    lease = view.lookup(tokens)                        a fork of the longest stored prefix
-    view.keep(lease, cache, row, tokens, documents)    whole blocks, within the budget
+    lease = view.lookup(tokens)
+    view.keep(lease, cache, row, tokens, documents)
 
-A look-up leaves at least one token of the prompt to compute.
+`lookup` returns a fork of the longest stored prefix and leaves at least one token to
+compute. `keep` stores whole blocks, within the budget.
 
 Entries are forgotten by tenant, scope, prefix, document or age, in memory and on disk.
 Freed blocks are set to zeros. A request that began before an entry was forgotten does
@@ -54,12 +55,12 @@ def _checked_documents(documents: Documents) -> dict[str, int]:
 
 
 class PrefixStore:
-    """The server's side of a prefix cache over `pool`, of up to `budget_bytes` in memory.
+    """The server's side of a prefix cache: it stores entries and forgets them.
 
-    `ttl_s` is the maximum age of an entry in seconds, used or not (None: no limit).
-    `clock` is the wall clock, because entries on disk outlive the process. `disk` is a
-    second tier (None: entries stay in memory only). Not thread-safe: use one lock for
-    store and pool.
+    Entries use up to `budget_bytes` of the memory of `pool`. `ttl_s` is the maximum age
+    of an entry in seconds, used or not (None: no limit). `clock` is the wall clock,
+    because entries on disk outlive the process. `disk` is a second tier (None: entries
+    stay in memory only). Not thread-safe: use one lock for store and pool.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class PrefixStore:
         return list(self.shelf.entries)
 
     def nbytes(self) -> int:
-        """Return the bytes of the blocks that entries use in memory; shared ones count once."""
+        """Return the bytes of all blocks in memory; shared blocks count once."""
         return self.shelf.nbytes()
 
     def __repr__(self) -> str:
@@ -169,7 +170,7 @@ class PrefixStore:
 
 
 class PrefixView:
-    """The request's side of a prefix cache, under the tenant and scope set by the server."""
+    """The request's side of a prefix cache, for one tenant and scope."""
 
     def __init__(self, store: PrefixStore, identity: Identity):
         self._store, self._identity = store, identity
@@ -204,8 +205,8 @@ class PrefixView:
         """Store the whole blocks of `tokens`, which are in row `row` of `cache`.
 
         `documents` are the sources of the prompt: names, or {name: first token that the
-        document could influence}. Returns the number of tokens stored. That is 0 if they
-        exceed the budget, or if something was forgotten since the look-up.
+        document could influence}. Returns the number of tokens stored. That is 0 if
+        they exceed the budget, or if something was forgotten since the look-up.
         """
         store, shelf, tokens = self._store, self._store.shelf, _checked_tokens(tokens)
         built_on = _checked_documents(documents)
@@ -238,7 +239,7 @@ class PrefixView:
         return length if shelf.add(entry) else 0
 
     def _longest(self, tokens: Tokens) -> tuple[Entry | None, int]:
-        """Find the entry with the longest common prefix (at least a block), and load it.
+        """Load the entry with the longest common prefix, at least a block.
 
         Returns (None, 0) if there is none, or if the pool is too full to load it.
         """

@@ -37,10 +37,10 @@ def cos_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads [..., T, D] by cos and sin [..., T, D/2], which broadcast over heads.
+    """Rotate heads [..., T, D] by cos and sin [..., T, D/2].
 
-    Channels i and i + D/2 form a plane (RoPE, arXiv 2104.09864). Rotation angles add up,
-    so negative positions undo RoPE.
+    Channels i and i + D/2 form a plane (RoPE, arXiv 2104.09864). Rotation angles add
+    up, so negative positions undo RoPE.
     """
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
@@ -95,7 +95,7 @@ def attend_packed(
     rotation: tuple[Tensor, Tensor] | None,
     buffer: Buffer,
 ) -> Tensor:
-    """Compute attention of queries [B, H, T, D] over packed slots and tails: [B, H, T, D].
+    """Compute attention [B, H, T, D] of queries over packed slots and tails.
 
     `seen` [B or 1, T, S] marks the keys that each query sees (None: all). `rotation` is
     cos and sin [B or 1, 1, slots, D/2] for keys that are stored before RoPE.

@@ -3,7 +3,7 @@
     value = minimum + scale * code
     codes            uint8 [B, K, tokens, ceil(D * bits / 8)], lowest bits first;
                      float8 and e2m1 as their bits
-    scale, minimum   [B, K, tokens, groups], or one entry per block of tokens (`Store.per`)
+    scale, minimum   [B, K, tokens, groups], or one entry per block (`Store.per`)
 
 A group has one scale. It is the channels of a token, 32 tokens of a channel, or a whole
 block.
@@ -75,7 +75,7 @@ def folds(part: Part) -> bool:
 
 
 def grouped(numbers: Tensor, part: Part) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a view of [B, K, T, D] in groups, and the dimensions that share a scale."""
+    """Return [B, K, T, D] in groups, and the dimensions that share a scale."""
     B, K, T, D = numbers.shape
     if part.axis == "token":
         group = part.group or D

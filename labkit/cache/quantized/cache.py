@@ -62,7 +62,7 @@ class QuantizedCache(KVCache):
         given = getattr(frequencies, "shape", None)
         if before_rope and any(given != (spec.head_dim / 2,) for spec in self.shape.layers):
             raise BadRequest(
-                f"The shape of the frequencies is {given}; {name} needs the model's [head_dim / 2]."
+                f"The shape of the frequencies is {given}; {name} needs [head_dim / 2]."
             )
         self.frequencies = frequencies if before_rope else None
         self.parts = (self.format.keys, self.format.values)
@@ -144,9 +144,9 @@ class QuantizedCache(KVCache):
     def _view(self, slots: int, tail: int, window: int | None, sinks: int) -> tuple[Any, ...]:
         """Return positions, mask and rotation of the packed slots and the tail.
 
-        The positions are [B or 1, S]. The mask [B or 1, T, S] marks the keys that each query
-        sees (None: all). The rotation is cos and sin of the packed slots, if keys are stored
-        before RoPE (None otherwise).
+        The positions are [B or 1, S]. The mask [B or 1, T, S] marks the keys that each
+        query sees (None: all). The rotation is cos and sin of the packed slots, if keys
+        are stored before RoPE (None otherwise).
         """
         if (window, sinks) not in self._pass:
             one = all(b == self.bulks[0] for b in self.bulks) and len(set(self.lengths)) == 1
@@ -259,5 +259,5 @@ class QuantizedCache(KVCache):
 def quantized_cache(
     kv_format: str | KVFormat, frequencies: Tensor | None = None
 ) -> Callable[..., QuantizedCache]:
-    """Return a function that makes caches in `kv_format`, for `make_cache` and `generate`."""
+    """Return a function that makes quantized caches, for `make_cache`."""
     return partial(QuantizedCache, kv_format=get_kv_format(kv_format), frequencies=frequencies)

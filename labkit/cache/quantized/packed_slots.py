@@ -22,8 +22,8 @@ from labkit.cache.forward_pass import NOWHERE
 class Bulk:
     """The packed part of a row.
 
-    `slots` are in use, a multiple of `block`. `short` maps the index of each short block
-    to its number of tokens.
+    `slots` are in use, a multiple of `block`. `short` maps the index of each short
+    block to its number of tokens.
     """
 
     block: int
