@@ -1,10 +1,15 @@
-"""Find out what this machine can do, what is missing, and how to fix it.
+"""Report what this machine can do, what is missing, and how to fix it.
 
-A *problem* keeps the quick lab from running here: a Python or a package that is missing
-or too old, a cache folder without room or permission, too little memory, no model and
-no way to get it. Everything else is a *note*: no GPU, compiler, sandbox, JupyterLab or
-peer. The lab runs without them, and the note says what is lost. Cost: a few seconds,
-most of them for importing PyTorch and measuring read bandwidth.
+A *problem* keeps the quick lab from running:
+
+- Python or a package is missing or too old
+- the cache folder has no room or cannot be written
+- there is too little memory
+- there is no model and no way to download it
+
+Everything else is a *note*: no GPU, compiler, sandbox, JupyterLab or peer. The lab runs
+without them, and the note says what you lose. The examination takes a few seconds, most
+of them for importing PyTorch and measuring read bandwidth.
 """
 
 from __future__ import annotations
@@ -32,17 +37,16 @@ def examine(*, network: bool = False) -> dict:
         facts = _machine()
     facts["sandbox"] = "bubblewrap" if _bubblewrap_works() else "weak"
     facts["compiler"] = next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "cl"))), None)
-    problems = [*_python(), *_packages(), *_cache_folder(), *_memory(facts)]
-    notes = [*_speed(facts), *_tools(facts)]
+    problems, notes = [*_packages(), *_cache_folder(), *_memory(facts)], [*_notes(facts)]
     offline = os.environ.get("LABKIT_OFFLINE", "") not in ("", "0")
     (problems if offline else notes).extend(_model())
     if network:
         problems += _network()
-    entries = {
-        name: [{"what": what, "fix": fix} for what, fix in findings]
-        for name, findings in (("problems", problems), ("notes", notes))
+    findings = {
+        name: [{"what": what, "fix": fix} for what, fix in entries]
+        for name, entries in (("problems", problems), ("notes", notes))
     }
-    return {"ok": not problems, "machine": facts, **entries}
+    return {"ok": not problems, "machine": facts, **findings}
 
 
 def render(diagnosis: dict) -> str:
@@ -62,21 +66,17 @@ def render(diagnosis: dict) -> str:
     return "\n".join([*lines, "", verdict])
 
 
-def _python() -> Iterator[Finding]:
+def _packages() -> Iterator[Finding]:
+    """Compare labkit's requirements with this Python and its packages."""
     if sys.version_info < (3, 11):  # noqa: UP036  (a checkout can be started with any Python)
         fix = "install Python 3.11 or newer and make a new environment"
         yield f"Python is {sys.version.split()[0]}", fix
-
-
-def _packages() -> Iterator[Finding]:
-    """Compare labkit's own requirements with what is installed."""
     try:
         from packaging.requirements import Requirement
 
         requirements = [Requirement(line) for line in metadata.requires("labkit") or ()]
     except (ImportError, metadata.PackageNotFoundError):
-        fix = "pip install -e . in the checkout, or make lab"
-        yield "labkit is not installed in this Python", fix
+        yield "labkit is not installed in this Python", "pip install -e . in the checkout"
         return
     for requirement in requirements:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
@@ -102,24 +102,20 @@ def _cache_folder() -> Iterator[Finding]:
 
     folder, existing = cache_dir(), _existing_cache()
     if not os.access(existing, os.W_OK):
-        fix = "set LABKIT_CACHE to a folder of your own"
-        yield f"the cache folder {folder} cannot be written", fix
+        yield f"the cache folder {folder} is read-only", "set LABKIT_CACHE to another folder"
         return
     missing = [asset for asset in registry().values() if not asset.optional and not cached(asset)]
     need, free = sum(asset.disk_need for asset in missing), shutil.disk_usage(existing).free
     if free < need:
         fix = "make room, or set LABKIT_CACHE to a folder on another disk"
-        yield (
-            f"{folder} has {free / 1e6:.0f} MB free; the lab's files need {need / 1e6:.0f} MB",
-            fix,
-        )
+        yield f"{folder} has {free / 1e6:.0f} MB free and needs {need / 1e6:.0f} MB", fix
 
 
 def _memory(facts: dict) -> Iterator[Finding]:
     free = facts.get("memory_available_bytes", MEMORY_NEEDED)
     if free < MEMORY_NEEDED:
-        what = f"{free / 2**30:.1f} GiB of memory are free; the quick lab needs 2"
-        yield what, "close other programs"
+        needs = f"the quick lab needs {MEMORY_NEEDED / 2**30:.0f}"
+        yield f"{free / 2**30:.1f} GiB of memory are free; {needs}", "close other programs"
 
 
 def _model() -> Iterator[Finding]:
@@ -127,7 +123,7 @@ def _model() -> Iterator[Finding]:
 
     if not cached("default"):
         fix = "labkit pull (or labkit pull --from FOLDER without a network)"
-        yield "the default model has not been fetched yet", fix
+        yield "the default model is not downloaded", fix
 
 
 def _network() -> Iterator[Finding]:
@@ -169,18 +165,6 @@ def _bf16(instructions) -> str:
     return "native" if native else "emulated"
 
 
-def _speed(facts: dict) -> Iterator[Finding]:
-    if "gpu" not in facts:  # nothing was measured: PyTorch is missing
-        return
-    if facts["gpu"] is None:
-        yield "no GPU: GPU numbers say 'unmeasured'", "nothing to do, or use Colab for those cells"
-    if not {"avx2", "avx512f", "asimd"} & set(facts["instruction_sets"]):
-        yield "the CPU has no AVX2, AVX-512 or NEON", "nothing to do; packed formats are slow"
-    if facts["bf16"] == "emulated":
-        fix = "nothing to do; prefill in fp32 may be faster"
-        yield "bf16 saves bytes here, but no arithmetic", fix
-
-
 def _bubblewrap_works() -> bool:
     command = shutil.which("bwrap")
     if command is None:
@@ -192,14 +176,23 @@ def _bubblewrap_works() -> bool:
         return False
 
 
-def _tools(facts: dict) -> Iterator[Finding]:
+def _notes(facts: dict) -> Iterator[Finding]:
+    """Find what does not keep the quick lab from running."""
+    if "gpu" in facts:  # else PyTorch is missing and nothing was measured
+        if facts["gpu"] is None:
+            yield "no GPU: GPU numbers say 'unmeasured'", "nothing to do, or use Colab for them"
+        if not {"avx2", "avx512f", "asimd"} & set(facts["instruction_sets"]):
+            yield "the CPU has no AVX2, AVX-512 or NEON: packed formats are slow", "nothing to do"
+        if facts["bf16"] == "emulated":
+            fix = "nothing to do; prefill in fp32 may be faster"
+            yield "bf16 saves bytes here, but no arithmetic", fix
     if facts["compiler"] is None:
         yield "no C++ compiler: PyTorch's own kernels are used", "install g++ or clang"
     if facts["sandbox"] == "weak":
-        what = "bubblewrap does not work here: generated code does not run unless you allow it"
+        what = "bubblewrap does not work: generated code does not run unless you allow it"
         yield what, "install bubblewrap (Linux)"
     if importlib.util.find_spec("jupyterlab") is None:
-        what = "JupyterLab is missing: labkit run works, reading interactively does not"
+        what = "JupyterLab is missing: notebooks run with labkit run, but do not open"
         yield what, 'pip install "labkit[lab]"'
     missing = [name for module, name in PEERS.items() if importlib.util.find_spec(module) is None]
     if missing:

@@ -3,15 +3,18 @@
     model = AutoModelForCausalLM.from_pretrained(...)
     model.generate(**inputs, past_key_values=LabCache(model, "int8"))
 
-The second argument is a name in `labkit.cache.CACHES` or a cache maker. transformers'
-caches return whole keys and values, which a packed or evicted cache does not have. So
-`LabCache` marks the keys that it gets, and its attention function ("labkit", registered
-with transformers and set on the model) appends and attends through the contract of
-labkit's caches. Positions decide what is visible, not transformers' masks. Left padding
-is removed, so rows may have different lengths. Beam search (reorder), assisted decoding
-(crop) and chunked prefill work. When it loses: at short contexts it is slower than
-transformers' own cache and saves little memory. `unsupported_reason` names the
-architectures whose answers it would change.
+The second argument is a name in `labkit.cache.CACHES` or a cache maker.
+
+transformers' caches return whole keys and values, which a packed or evicted cache does
+not have. So `LabCache.update` only marks the keys. The attention function "labkit",
+which is registered with transformers and set on the model, appends them and attends
+through labkit's cache. Positions decide what is visible, not transformers' masks. Left
+padding is removed, so rows may have different lengths. Beam search (reorder), assisted
+decoding (crop) and chunked prefill work. `unsupported_reason` names the architectures
+whose answers a LabCache would change.
+
+When it loses: at short contexts it is slower than transformers' own cache and saves
+little memory.
 """
 
 from __future__ import annotations
@@ -39,10 +42,8 @@ def unsupported_reason(model) -> str | None:
     def has(*names: str) -> bool:
         return any(getattr(config, name, None) for name in names)
 
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {
-        "full_attention",
-        "sliding_attention",
-    }
+    kinds = {*(getattr(config, "layer_types", None) or ())}
+    kinds -= {"full_attention", "sliding_attention"}
     reasons = {
         "attends to an encoder": model.config.is_encoder_decoder or has("add_cross_attention"),
         "has a fixed attention": not getattr(model, "_supports_attention_backend", False),
@@ -55,12 +56,10 @@ def unsupported_reason(model) -> str | None:
         "shares caches between layers": has("num_kv_shared_layers"),
         "attends to the future": has("use_bidirectional_attention"),
     }
-    matching = [reason for reason, applies in reasons.items() if applies]
-    return (
-        f"{config.model_type} {matching[0]}; use transformers' own cache for it."
-        if matching
-        else None
-    )
+    for reason, applies in reasons.items():
+        if applies:
+            return f"{config.model_type} {reason}; use transformers' own cache for it."
+    return None
 
 
 def kv_shape(model) -> KVShape:
@@ -84,12 +83,10 @@ class LabCache(Cache):
         self, model, kind: str | Callable[..., KVCache] = "contiguous", capacity: int | None = None
     ):
         if not isinstance(model, transformers.PreTrainedModel):
-            raise BadRequest(
-                f"A LabCache needs a model of transformers, not {type(model).__name__}."
-            )
+            raise BadRequest(f"A {type(model).__name__} is not a model of transformers; give one.")
         reason, self.maker = unsupported_reason(model), cache_maker(kind)
         if reason is None and self.maker is None:
-            reason = 'The cache "none" caches nothing; pass use_cache=False to generate instead.'
+            reason = 'The cache "none" stores nothing; pass use_cache=False to generate instead.'
         if reason is not None:
             raise BadRequest(reason)
         model.set_attn_implementation(NAME)
@@ -100,16 +97,14 @@ class LabCache(Cache):
     def reset(self) -> None:
         self.cache: KVCache | None = None  # made by the first tokens, in their dtype and device
         self.seen = 0  # columns so far
-        self.pads: list[int] = []  # how many of each row's columns are padding on the left
-        self._unread: int | None = None  # the layer that marked its keys and has not attended yet
+        self.pads: list[int] = []  # of each row: the number of padded columns on the left
+        self._unread: int | None = None  # the layer whose keys are marked but not yet cached
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """Mark the keys: `attention` receives this very tensor and finds its cache."""
+        """Mark the keys; `attention` receives the same tensor and finds the cache on it."""
         if self._unread is not None:
-            raise BadRequest(
-                f"Layer {self._unread} did not attend through this cache: it belongs to another model, "
-                "or the attention was changed; make a new LabCache of this model."
-            )
+            what = f"Layer {self._unread} did not attend through this cache"
+            raise BadRequest(f"{what}; make a new LabCache of the model that generates.")
         self._unread = layer_idx
         key_states.labkit = (self, layer_idx)
         return key_states, value_states
@@ -117,15 +112,14 @@ class LabCache(Cache):
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale
     ) -> Tensor:
-        """Append and attend: [B, H, T, D], left padding included."""
+        """Append keys and values; return the output [B, H, T, D], left padding included."""
         self._unread, spec = None, self.shape.layers[layer]
         B, K, T, D = keys.shape
         rows = B if self.cache is None else self.cache.batch
         if (B, K, D) != (rows, spec.num_kv_heads, spec.head_dim):
-            raise BadRequest(
-                f"Layer {layer} brought {B} rows of {K} KV heads of {D} numbers to a cache of {rows} "
-                f"rows of {spec.num_kv_heads} heads of {spec.head_dim}; reset the cache."
-            )
+            cached = (rows, spec.num_kv_heads, spec.head_dim)
+            shapes = f"{(B, K, D)} for a cache of {cached} rows, KV heads and head_dim"
+            raise BadRequest(f"Layer {layer} has keys of shape {shapes}; reset the cache.")
         if layer == 0:
             self._begin(keys, mask)
         first = self.seen == T and any(self.pads)
@@ -136,10 +130,11 @@ class LabCache(Cache):
         return self._shift(out, -1) if first else out
 
     def _begin(self, keys: Tensor, mask: Tensor | None) -> None:
+        """Count the new columns and the padding; make the cache for the first ones."""
         B, _, T, _ = keys.shape
         if self.cache is None:
-            options = {"batch": B, "capacity": self.capacity}
-            self.cache = self.maker(self.shape, **options, dtype=keys.dtype, device=keys.device)
+            options = {"capacity": self.capacity, "dtype": keys.dtype, "device": keys.device}
+            self.cache = self.maker(self.shape, batch=B, **options)
         if mask is None:
             mask = torch.ones(B, self.seen + T)
         mask = mask[:, : self.seen + T].bool()
@@ -147,7 +142,7 @@ class LabCache(Cache):
             self.pads = (mask.long().cumsum(1) == 0).sum(1).tolist()
         real = all(row[pad:].all() for row, pad in zip(mask, self.pads))
         if not real or max(self.pads) >= T + self.seen:
-            raise BadRequest("The attention mask hides more than left padding; pad on the left.")
+            raise BadRequest("The mask hides more than left padding; pad on the left only.")
         counts = [T - pad for pad in self.pads] if self.seen == 0 and any(self.pads) else None
         self.cache.advance(T, counts)
         self.seen += T
@@ -187,12 +182,12 @@ class LabCache(Cache):
             self.pads = [self.pads[row] for row in rows]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.cache is not None:
-            self.batch_select_indices(torch.arange(self.cache.batch).repeat_interleave(repeats))
+        rows = torch.arange(self.cache.batch if self.cache else 0)
+        self.batch_select_indices(rows.repeat_interleave(repeats))
 
 
 class _Layer(CacheLayerMixin):
-    """One layer as transformers sees it; forwards every call to the whole cache."""
+    """One layer of a LabCache for transformers; it forwards every call to the LabCache."""
 
     is_sliding, is_compileable, is_croppable = False, False, True
 
@@ -201,10 +196,10 @@ class _Layer(CacheLayerMixin):
         self.whole, self.is_initialized = whole, True
 
     def lazy_initialization(self, *args) -> None:
-        """Do nothing: the first tokens make the cache."""
+        """Do nothing; the LabCache makes the cache when it gets the first tokens."""
 
     def update(self, *args, **kwargs):
-        raise NotImplementedError("Call LabCache.update, which serves all layers.")
+        raise NotImplementedError("A layer has no update; call LabCache.update.")
 
     def get_mask_sizes(self, query_length) -> tuple[int, int]:
         return self.whole.get_mask_sizes(query_length)
@@ -224,14 +219,11 @@ def attention(
     """Attend for transformers: queries [B, H, T, D] -> ([B, T, H, D], no weights)."""
     cache, layer = getattr(key, "labkit", (None, None))
     if cache is None:
-        raise BadRequest(
-            f'This model uses attention "{NAME}" without a LabCache; pass past_key_values=LabCache(model), '
-            'or call model.set_attn_implementation("sdpa").'
-        )
+        fix = 'pass past_key_values=LabCache(model), or call model.set_attn_implementation("sdpa")'
+        raise BadRequest(f'The attention "{NAME}" needs a LabCache; {fix}.')
     if softcap is not None or s_aux is not None:
-        raise BadRequest(
-            f"{type(module).__name__} caps scores or has sinks; use transformers' cache."
-        )
+        name = type(module).__name__
+        raise BadRequest(f"{name} caps scores or has sinks; use transformers' own cache.")
     out = cache.attend(layer, query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
 
@@ -239,7 +231,7 @@ def attention(
 def padding_mask(
     batch_size=None, q_length=None, kv_length=None, attention_mask=None, **rest
 ) -> Tensor | None:
-    """Return the two-dimensional mask unchanged: it says which columns are padding."""
+    """Return the two-dimensional mask unchanged; it marks the columns of padding."""
     return attention_mask
 
 

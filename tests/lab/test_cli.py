@@ -65,7 +65,16 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"Example:  labkit {' '.join(command)}" in capsys.readouterr().out
 
 
-def test_no_argument_at_all_is_a_request_for_help(capsys):
+def test_the_help_of_generate_names_the_caches_and_drafters(capsys):
+    from labkit.cache import CACHES
+    from labkit.speculate import DRAFTERS
+
+    assert main(["generate", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ", ".join(CACHES) in text and ", ".join(DRAFTERS) in text
+
+
+def test_without_arguments_the_help_is_printed(capsys):
     assert main([]) == 0
     assert "Commands:" in capsys.readouterr().out
 
@@ -89,9 +98,9 @@ def test_help_loads_nothing_heavy():
         (["run", "-p", "repeats"], ["'repeats'", "NAME=VALUE"]),
         (["bench"], ["Missing command", "labkit bench --help"]),
         (["bench", "decod"], ["'decod'", "Did you mean 'decode'?"]),
-        (["bench", "decode", "--formats", ""], ["both empty"]),
+        (["bench", "decode", "--formats", ""], ["arms is empty", "at least one"]),
         (["bench", "decode", "--formats", "fp33"], ["fp33"]),
-        (["bench", "decode", "--formats", "fp32,fp32"], ["fp32 twice"]),
+        (["bench", "decode", "--formats", "fp32,fp32"], ["fp32, fp32", "each arm once"]),
         (["bench", "speculate", "--arms", "lookup:poetry"], ["lookup:poetry", "humaneval"]),
         (["bench", "speculate", "--arms", "lookup"], ["DRAFTER:TASK"]),
         (["bench", "speculate", "--draft-length", "-3"], ["--draft-length", "-3"]),
@@ -103,19 +112,19 @@ def test_help_loads_nothing_heavy():
         (["generate", "--prompt"], ["--prompt", "requires an argument"]),
         (
             ["generate", "--prompt", "x", "--max-new-tokens", "abc"],
-            ["'--max-new-tokens'", "integer"],
+            ["--max-new-tokens is 'abc'", "integer"],
         ),
         (
             ["generate", "--prompt", "x", "--max-new-tokens", "-1"],
-            ["'--max-new-tokens'", "greater than or equal to 0"],
+            ["--max-new-tokens is '-1'", "greater than or equal to 0"],
         ),
         (["generate", "--prompt", "x", "--dtype", "int3"], ["'int3'", "bf16"]),
         (["generate", "--prompt", "x", "--temperature", "-1"], ["temperature", "-1"]),
-        (["generate", "--prompt", "x", "--threads", "0"], ["'--threads'"]),
+        (["generate", "--prompt", "x", "--threads=0"], ["--threads is '0'", "1"]),
         (["plan", "--config", "no/such.json"], ["no/such.json"]),
         (["plan", "--model", "llama-3.1-8b", "--config", "x"], ["two models"]),
         (["plan", "--budget", "much"], ["much"]),
-        (["plan", "--tokens", "0"], ["'--tokens'"]),
+        (["plan", "--tokens", "0"], ["--tokens is '0'"]),
         (["eval", "txt"], ["'txt'", "text"]),
         (["eval", "text", "--method", "gptq"], ["--method gptq", "--recipe"]),
         (["eval", "text", "--recipe", "int99"], ["int99"]),
@@ -124,11 +133,11 @@ def test_help_loads_nothing_heavy():
         (["quantize", "a", "--method", "gptq+magic"], ["'magic'"]),
         (["distill", "draft.bin"], ["draft.bin", ".safetensors"]),
         (["distill", "a.safetensors", "--kind", "eagle"], ["'eagle'", "medusa"]),
-        (["distill", "a.safetensors", "--steps", "0"], ["'--steps'"]),
+        (["distill", "a.safetensors", "--steps", "0"], ["--steps is '0'"]),
         (["distill", "a.safetensors", "--learning-rate", "-1"], ["learning_rate"]),
         (["eval", "text", "--peer", "torchao", "--recipe", "int4"], ["--peer torchao", "--recipe"]),
         (["eval", "text", "--peer", "vllm"], ["'vllm'", "torchao-int4"]),
-        (["plan", "--tokens", "5", "--tokens", "0"], ["'--tokens'"]),
+        (["plan", "--tokens", "5", "--tokens", "0"], ["--tokens is '0'"]),
         (["pull", "no-such-asset"], ["no-such-asset"]),
         (["pull", "default", "--all"], ["not both"]),
     ],

@@ -1,4 +1,4 @@
-"""The runner, on notebooks of a few cells built here: what nbclient would let pass must fail with a sentence."""
+"""Test the runner on small notebooks; failures that nbclient ignores must be errors."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def write_notebook(
 
 
 class Quiet:
-    """A progress that keeps what it was told."""
+    """A progress that stores the calls."""
 
     def __init__(self):
         self.seen = []
@@ -80,7 +80,7 @@ def printed(notebook) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
-# ---- a run that is well ------------------------------------------------------------------------------------
+# ---- runs that succeed ------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_notebook_results_and_no_temporary_file(tmp_path, run):
@@ -120,7 +120,7 @@ def test_saved_errors_of_an_old_run_are_cleared_first(tmp_path, run):
     assert "widgets" not in executed(tmp_path, "01_old").metadata
 
 
-def test_progress_speaks_also_while_one_cell_works():
+def test_progress_is_printed_while_a_cell_runs():
     stream = io.StringIO()
     progress = Progress(stream, every_s=0.02)
     progress.start("01_x")
@@ -132,14 +132,14 @@ def test_progress_speaks_also_while_one_cell_works():
     assert sum(line.startswith("01_x: cell 2/3") for line in lines) >= 3
 
 
-# ---- refused before anything runs --------------------------------------------------------------------------
+# ---- errors before anything runs --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("parameters_cell", "given", "sentence"),
     [
         (PARAMETERS, {"scael": "quick"}, "no parameter 'scael'; did you mean 'scale'"),
-        (PARAMETERS, {"scale": 3}, "scale must be str"),
+        (PARAMETERS, {"scale": 3}, "scale of 01_x.ipynb is 3; give a value of type str"),
         (None, {}, "has 0 cells tagged 'parameters'"),
         (
             new_code_cell("scale = 'quick'", metadata={"tags": ["parameters"]}),
@@ -153,7 +153,9 @@ def test_progress_speaks_also_while_one_cell_works():
         ),
     ],
 )
-def test_parameters_that_would_be_ignored_are_refused(tmp_path, parameters_cell, given, sentence):
+def test_parameters_that_a_notebook_would_ignore_are_errors(
+    tmp_path, parameters_cell, given, sentence
+):
     path = write_notebook(tmp_path, "01_x", parameters=parameters_cell)
     with pytest.raises(BadRequest, match=sentence.replace("(", r"\(")):
         check_notebook(path, given)
@@ -165,11 +167,11 @@ def test_tags_that_hide_errors_or_cells_are_errors(tmp_path, tag):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[2].metadata["tags"] = [tag]
     nbformat.write(notebook, path)
-    with pytest.raises(BadRequest, match=f"cell 2 is tagged '{tag}'"):
+    with pytest.raises(BadRequest, match=f"Cell 2 of 01_x.ipynb is tagged '{tag}'"):
         check_notebook(path, {})
 
 
-def test_names_select_by_prefix_and_nothing_matching_lists_what_there_is(tmp_path):
+def test_names_select_by_prefix_and_an_unknown_name_lists_the_notebooks(tmp_path):
     for name in ("01_a", "02_b", "10_c"):
         write_notebook(tmp_path, name)
     assert [path.stem for path in find_notebooks((), tmp_path)] == ["01_a", "02_b", "10_c"]
@@ -177,31 +179,31 @@ def test_names_select_by_prefix_and_nothing_matching_lists_what_there_is(tmp_pat
         "01_a",
         "10_c",
     ]
-    with pytest.raises(BadRequest, match="begins with '03'; there are 01_a, 02_b, 10_c"):
+    with pytest.raises(BadRequest, match="begins with '03'; choose from 01_a, 02_b, 10_c"):
         find_notebooks(("03",), tmp_path)
     with pytest.raises(BadRequest, match="begins with ''"):
         find_notebooks(("",), tmp_path)
 
 
-def test_an_unknown_scale_is_refused(run, tmp_path):
+def test_an_unknown_scale_is_an_error(run, tmp_path):
     write_notebook(tmp_path, "01_x")
     with pytest.raises(BadRequest, match="'quik' is unknown; choose one of quick, standard, full"):
         run(scale="quik")
 
 
-def test_two_runs_at_once_do_not_meet(run, tmp_path):
+def test_two_runs_cannot_write_to_one_folder(run, tmp_path):
     from filelock import FileLock
 
     write_notebook(tmp_path, "01_x")
     (tmp_path / "runs" / "quick").mkdir(parents=True)
     with (
         FileLock(tmp_path / "runs" / "quick" / ".lock"),
-        pytest.raises(BadRequest, match="another run is writing"),
+        pytest.raises(BadRequest, match="Another run writes"),
     ):
         run()
 
 
-# ---- failures that would have gone unseen ------------------------------------------------------------------
+# ---- failures that nbclient does not report ------------------------------------------------------------------
 
 
 def test_failures_are_named_and_the_other_notebooks_still_run(tmp_path, run):
@@ -238,12 +240,15 @@ def test_a_kernel_that_dies_fails_the_run_in_seconds_and_keeps_the_outputs(tmp_p
     assert "so far" in printed(executed(tmp_path, "01_dies"))
 
 
-def test_a_notebook_over_its_time_is_ended(tmp_path, run):
+def test_a_notebook_is_stopped_at_its_time_limit(tmp_path, run):
     write_notebook(tmp_path, "01_slow", "import time\ntime.sleep(60)")
     began = time.monotonic()
     report = run(limits=Limits(seconds=4))
     assert time.monotonic() - began < 25
-    assert "cell 2 ('import time') was still running after the 4 s" in report.notebooks[0].error
+    assert (
+        "cell 2 ('import time') was still running after the limit of 4 s"
+        in report.notebooks[0].error
+    )
 
 
 def test_a_cell_that_prints_without_end_is_stopped_and_named(tmp_path, run):
@@ -267,9 +272,7 @@ def test_what_a_thread_prints_after_its_cell_is_kept_or_fails_the_run(tmp_path, 
         "time.sleep(1.5)",
     )
     error = run().notebooks[0].error  # ipykernel versions differ in which cell they count it to
-    assert (
-        "after it had ended" in error if error else "late" in printed(executed(tmp_path, "01_late"))
-    )
+    assert "after its end" in error if error else "late" in printed(executed(tmp_path, "01_late"))
 
 
 def test_a_lost_message_is_a_failure(tmp_path, run, monkeypatch):
@@ -338,6 +341,37 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
+def wait_until_gone(process_id: int) -> None:
+    deadline, stat = time.monotonic() + 15, Path(f"/proc/{process_id}/stat")
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the kernel outlives its runner"
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_sigterm_ends_labkit_run_with_one_sentence_and_stops_the_kernel(tmp_path):
+    marker = tmp_path / "at_work"
+    (tmp_path / "notebooks").mkdir()
+    write_notebook(
+        tmp_path / "notebooks",
+        "01_x",
+        f"import os, pathlib, time\npathlib.Path({str(marker)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)",
+    )
+    command = [sys.executable, "-m", "labkit", "run", "01"]
+    environment = os.environ | {"LABKIT_RUNS": str(tmp_path / "runs")}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(marker)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "Traceback" not in errors, errors
+    assert errors.splitlines()[-1] == "labkit: The run was ended by SIGTERM."
+    wait_until_gone(int(marker.read_text()))
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_can_be_run_again(tmp_path, run, kill):
@@ -353,14 +387,7 @@ def test_a_killed_run_can_be_run_again(tmp_path, run, kill):
     time.sleep(0.2)
     process.send_signal(kill)
     assert process.wait(timeout=30) != 0
-    kernel = int(marker.read_text())
-    deadline = time.monotonic() + 15
-    while (
-        Path(f"/proc/{kernel}").exists()
-        and Path(f"/proc/{kernel}/stat").read_text().split()[2] != "Z"
-    ):
-        assert time.monotonic() < deadline, "the kernel outlives its runner"
-        time.sleep(0.1)
+    wait_until_gone(int(marker.read_text()))
     assert run().ok
     assert json.loads((tmp_path / "runs/01_x/quick/results.jsonl").read_text())["what"] == "x"
 

@@ -11,7 +11,7 @@ from labkit.formats import DTYPES, get_recipe, torch_dtype
 from labkit.generate import generate
 from labkit.lab.bench import peers
 from labkit.lab.bench.explain import budget
-from labkit.lab.bench.harness import Arm, Progress, Run, compare, silent
+from labkit.lab.bench.harness import Arm, Progress, Run, check_arms, compare, silent
 from labkit.lab.bench.operators import Sizes, measure_operators
 from labkit.lab.measure.bandwidth import read_bandwidth, using_threads
 from labkit.lab.plan.memory import resolve
@@ -31,8 +31,8 @@ class Load:
     """The settings of one bench: its arms, its tokens, and how often each arm runs.
 
     If `predicted` is true, operators are timed first, and each arm's times are
-    predicted from them. Raises BadRequest for counts below 1, unknown recipes, and
-    peers that are not installed.
+    predicted from them. Raises BadRequest for no arms, arms named twice, counts below
+    1, unknown recipes, and peers that are not installed.
     """
 
     formats: Sequence[str] = ("fp32", "bf16")
@@ -48,6 +48,7 @@ class Load:
 
     def __post_init__(self):
         check_fields(self, prompt_tokens=Whole(1), new_tokens=Whole(1), repeats=Whole(1))
+        check_arms([*self.formats, *self.peers])
         for name in self.formats:
             get_recipe(name)
         peers.check(self.peers)
@@ -60,7 +61,7 @@ class Measured:
     arms: list[Arm]
     runs: dict[str, list[Run]]
     prompt: list[int]
-    bandwidth: float
+    bandwidth: float  # bytes per second
     facts: dict  # the settings and the machine, as keys of the result
 
 
@@ -82,15 +83,13 @@ def measure(load: Load, on_progress: Progress = silent) -> Measured:
 def build(load: Load, threads: int, on_progress: Progress) -> tuple[list[Arm], list[int]]:
     """Return all arms, with their models loaded, and the prompt that every arm gets."""
     arms: list[Arm] = []
-    prompt: list[int] = []
     for name in load.formats:
         on_progress(f"loading {name}")
         model = open_model(load.model, name, device=load.device, kernels=load.kernels)
-        prompt = prompt or prompt_ids(model, load.prompt_tokens)
         arms.append(labkit_arm(model, name, load, threads))
-    if not prompt:
+    if not arms:  # the prompt needs a tokenizer
         model = open_model(load.model, "bf16", device=load.device, kernels="torch")
-        prompt = prompt_ids(model, load.prompt_tokens)
+    prompt = prompt_ids(model, load.prompt_tokens)
     for name in load.peers:
         on_progress(f"loading {name}")
         context = load.prompt_tokens + load.new_tokens
@@ -107,28 +106,34 @@ def prompt_ids(model, count: int) -> list[int]:
 
 
 def labkit_arm(model, recipe: str, load: Load, threads: int | None = None) -> Arm:
-    """Return the arm of labkit's own loop, with the bytes that a step reads.
+    """Return the arm of labkit's own loop.
 
-    Its times are predicted from operators if it runs PyTorch's plain dtypes.
+    Its times are predicted from operators if the model runs on PyTorch in fp32, bf16 or
+    fp16, and is not a mixture of experts.
     """
     shape, name = resolve(model.config), get_recipe(recipe).name
     kv_format = name if name in DTYPES else "bf16"  # packed weights go with a bf16 cache
     past = load.prompt_tokens + load.new_tokens // 2
     cost = step_cost(shape, 1, 1, past, recipe, kv_format)
     native = isinstance(model, NativeDecoder)
-    ttft = tpot = None
+    ttft_ms = tpot_ms = None
     if load.predicted and name in DTYPES and not native and not shape.num_experts:
         sizes = Sizes.up_to(load.prompt_tokens, 1)
         where = {"device": load.device, "threads": threads}
         times = measure_operators(shape, torch_dtype(name), sizes=sizes, **where)
         tokens = {"prompt_tokens": load.prompt_tokens, "new_tokens": max(load.new_tokens, 2)}
         prediction = predict(shape, times, **tokens)
-        ttft, tpot = prediction.ttft_s, prediction.tpot_s
+        ttft_ms, tpot_ms = 1000 * prediction.ttft_s, 1000 * prediction.tpot_s
+    note = f"native kernels, {model.instruction_set}" if native else "PyTorch's operators"
+    explain = partial(budget, model, recipe, shape, kv_format=kv_format)
+    return Arm(recipe, generate_run(model), cost.bytes, ttft_ms, tpot_ms, note, explain)
+
+
+def generate_run(model):
+    """Return an arm's `run` that generates with labkit and never stops early."""
 
     def run(prompt: Sequence[int], count: int) -> Run:
         done = generate(model, list(prompt), max_new_tokens=count, end_ids=())
         return Run(done.tokens, done.token_times_s)
 
-    note = f"native kernels, {model.instruction_set}" if native else "PyTorch's operators"
-    explain = partial(budget, model, recipe, shape, kv_format=kv_format)
-    return Arm(recipe, run, cost.bytes, ttft, tpot, note, explain)
+    return run

@@ -7,6 +7,8 @@ first token (`labkit.lab.bench.operators`).
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from labkit.errors import BadRequest
 from labkit.lab.bench import explain as budgets
 from labkit.lab.bench import harness
@@ -38,40 +40,36 @@ def run(load: Load, *, explain: bool = False, on_progress: Progress = silent) ->
         measured = measure(load, on_progress)
         seconds = {name: [run.tpot_s for run in runs] for name, runs in measured.runs.items()}
         for arm in measured.arms:
-            entries[arm.name] = _entry(measured, arm, seconds[arm.name])
+            spread = harness.spread("tpot_ms", seconds[arm.name], 1000)
+            nbytes, bandwidth = arm.bytes_per_step, measured.bandwidth
+            roofline_ms = None if nbytes is None else 1000 * nbytes / bandwidth
+            entry = {
+                **harness.rate(seconds[arm.name]),
+                **spread,
+                "predicted_tpot_ms": arm.predicted_tpot_ms,
+                **first_token(measured, arm),
+                "roofline_tpot_ms": roofline_ms,
+                "bandwidth_share": roofline_ms and roofline_ms / spread["tpot_ms"],
+            }
             if explain and arm.explain:
-                entries[arm.name]["budget"] = arm.explain(measured.prompt, measured.bandwidth)
+                entry["budget"] = arm.explain(measured.prompt, bandwidth)
+            entries[arm.name] = entry
     return {"arms": entries, **harness.ratio_keys(harness.ratios(seconds)), **measured.facts}
 
 
-def _entry(measured: Measured, arm: Arm, seconds: list[float]) -> dict:
-    entry = {
-        **harness.rate(seconds),
-        **harness.spread("tpot_ms", seconds, 1000),
-        "predicted_tpot_ms": milliseconds(arm.predicted_tpot_s),
-        **first_token(measured, arm),
-        "roofline_tpot_ms": None,
-        "bandwidth_share": None,
-    }
-    if arm.bytes_per_step is not None:
-        entry["roofline_tpot_ms"] = 1000 * arm.bytes_per_step / measured.bandwidth
-        entry["bandwidth_share"] = entry["roofline_tpot_ms"] / entry["tpot_ms"]
-    return entry
-
-
 def first_token(measured: Measured, arm: Arm) -> dict:
-    """Return the keys of an arm that `bench prefill` and `bench decode` share."""
+    """Return the keys of an arm that `bench prefill` and `bench decode` share.
+
+    `same_first_tokens` counts the leading tokens that equal those of the first arm.
+    """
     runs, reference = measured.runs[arm.name], measured.runs[measured.arms[0].name]
+    pairs = zip(runs[0].tokens, reference[0].tokens)
     return {
         **harness.spread("ttft_ms", [run.ttft_s for run in runs], 1000),
-        "predicted_ttft_ms": milliseconds(arm.predicted_ttft_s),
-        "same_first_tokens": harness.agreement(runs[0], reference[0]),
+        "predicted_ttft_ms": arm.predicted_ttft_ms,
+        "same_first_tokens": sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)),
         "note": arm.note,
     }
-
-
-def milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
 
 
 def render(result: dict) -> str:
@@ -79,9 +77,11 @@ def render(result: dict) -> str:
     headline = (
         "decode: {prompt_tokens} prompt tokens, {new_tokens} new, {threads} threads on {device}, "
         "{repeats} rounds; read-only bandwidth {bandwidth_gb_s:.1f} GB/s"
-    ).format(**result)
+    )
     lines = [harness.render(result, headline, COLUMNS)]
-    for name, arm in result["arms"].items():
-        if "budget" in arm:
-            lines.append(budgets.render(name, arm["budget"]))
+    lines += [
+        budgets.render(name, arm["budget"])
+        for name, arm in result["arms"].items()
+        if "budget" in arm
+    ]
     return "\n".join(lines)

@@ -151,7 +151,7 @@ def budget(
     native = isinstance(decoder, NativeDecoder)
     with decoder.spending() if native else watched(decoder, cache, watch) as phases:
         run(token)
-    seconds = dict(watch.seconds)
+    seconds = watch.seconds
     for phase, spent in (phases or {}).items():
         seconds[NATIVE.get(phase, phase)] += spent
         seconds["dispatch"] -= spent
@@ -170,8 +170,6 @@ def render(name: str, parts: dict[str, dict[str, float]]) -> str:
     """Return one arm's budget as a table, with the sum."""
     keys = ("bytes", "predicted_ms", "measured_ms")
     total = {key: sum(part[key] for part in parts.values()) for key in keys}
-    rows = {
-        part: entry | {"mib": entry["bytes"] / 2**20}
-        for part, entry in (parts | {"together": total}).items()
-    }
+    entries = parts | {"together": total}
+    rows = {part: entry | {"mib": entry["bytes"] / 2**20} for part, entry in entries.items()}
     return columns_of(rows, COLUMNS, f"one step of {name}")

@@ -1,17 +1,18 @@
 """The harness of the benches: interleaved arms, paired ratios, one table.
 
 An arm is a name and a function that continues a prompt (token ids) by exactly n tokens
-and reports the time of each token. The harness rejects an arm that returns a different
-number of tokens. Every round runs each arm once and starts with a different arm. A
-warm-up round comes first and is not counted. Ratios compare the tok/s of every ordered
-pair of arms. Limitation: other programs on the machine slow all arms. That changes
-ratios less than absolute numbers.
+and reports the time of each token. A run with another number of tokens is an error.
+Every round runs each arm once and starts with a different arm. A warm-up round comes
+first and is not counted. Ratios compare the tok/s of every ordered pair of arms.
+Limitation: other programs on the machine slow all arms. That changes ratios less than
+absolute numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from labkit.errors import BadRequest
 from labkit.lab.measure.clock import Ratio, Timing, interleave, median_ratio
@@ -51,10 +52,17 @@ class Arm:
     name: str
     run: Callable[[Sequence[int], int], Run]
     bytes_per_step: float | None = None
-    predicted_ttft_s: float | None = None
-    predicted_tpot_s: float | None = None
+    predicted_ttft_ms: float | None = None
+    predicted_tpot_ms: float | None = None
     note: str = ""
     explain: Callable[[Sequence[int], float], dict] | None = None
+
+
+def check_arms(names: Sequence[str]) -> None:
+    """Raise BadRequest unless there is at least one name and all names differ."""
+    if not names or len(set(names)) < len(names):
+        arms = ", ".join(names) or "empty"
+        raise BadRequest(f"The list of arms is {arms}; name at least one, and each arm once.")
 
 
 def compare(
@@ -65,20 +73,18 @@ def compare(
     device="cpu",
     on_round: Callable[[int], object] | None = None,
 ) -> dict[str, list[Run]]:
-    """Run every arm `repeats` times, interleaved, and return all but the warm-up.
+    """Run every arm `repeats` times, interleaved; return {arm: runs} without the warm-up.
 
-    Raises BadRequest unless there is at least one arm and all names differ.
+    Raises RuntimeError if an arm generates another number of tokens than `new_tokens`.
     """
     runs: dict[str, list[Run]] = {arm.name: [] for arm in arms}
-    if len(runs) != len(arms) or not arms:
-        raise BadRequest(
-            f"The arms are {[arm.name for arm in arms]}; give at least one, and each name once."
-        )
 
     def once(arm: Arm) -> None:
         run = arm.run(prompt, new_tokens)
         if not len(run.tokens) == len(run.times_s) == new_tokens:
-            raise RuntimeError(f"arm {arm.name} emitted {len(run.tokens)} of {new_tokens} tokens")
+            raise RuntimeError(
+                f"Arm {arm.name} generated {len(run.tokens)} of {new_tokens} tokens."
+            )
         runs[arm.name].append(run)
 
     calls = {arm.name: lambda arm=arm: once(arm) for arm in arms}
@@ -89,10 +95,8 @@ def compare(
 def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, Ratio]:
     """Return {"A/B": how many times faster A was than B}, paired by round."""
     return {
-        f"{a}/{b}": median_ratio([y / x for x, y in zip(seconds[a], seconds[b], strict=True)])
-        for a in seconds
-        for b in seconds
-        if a != b
+        f"{a}/{b}": median_ratio(y / x for x, y in zip(seconds[a], seconds[b], strict=True))
+        for a, b in permutations(seconds, 2)
     }
 
 
@@ -117,26 +121,19 @@ def spread(name: str, seconds: Sequence[float], scale: float = 1.0) -> dict[str,
 def rate(seconds: Sequence[float], tokens: float = 1.0) -> dict[str, float]:
     """Return `tok_s`, `tok_s_low` and `tok_s_high` of runs of `tokens` tokens."""
     timing = Timing(tuple(seconds))
-    return {
-        "tok_s": tokens / timing.median_s,
-        "tok_s_low": tokens / timing.high_s,
-        "tok_s_high": tokens / timing.low_s,
-    }
-
-
-def agreement(run: Run, reference: Run) -> int:
-    """Count the first tokens that two runs have in common."""
-    pairs = list(zip(run.tokens, reference.tokens))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    bounds = {"tok_s": timing.median_s, "tok_s_low": timing.high_s, "tok_s_high": timing.low_s}
+    return {key: tokens / bound for key, bound in bounds.items()}
 
 
 def render(result: Mapping, headline: str, columns: Mapping[str, str]) -> str:
     """Return a result as text: headline, table of the arms, and ratios above 1.
 
-    `columns` maps each header to a format of an arm's keys, such as "{tok_s:.1f}". A
-    ratio below 1 is left out; its inverse is shown.
+    `headline` is a format of the result's keys, and `columns` maps each header to a
+    format of an arm's keys, such as "{tok_s:.1f}". A ratio below 1 is left out if its
+    inverse is shown.
     """
-    lines = [headline, columns_of(result["arms"], columns, "arm"), "ratios, paired by round:"]
+    arms = columns_of(result["arms"], columns, "arm")
+    lines = [headline.format(**result), arms, "ratios, paired by round:"]
     for pair, value in result["ratios"].items():
         low, high = result["ratio_intervals"][pair]
         first, _, second = pair.partition("/")

@@ -1,9 +1,9 @@
 """`bench kernels`: the products of one layer, with weights read from memory.
 
 An arm is `KERNELS:FORMAT`: `torch` is PyTorch's operator for the packed format (or its
-plain product), `native` is labkit's own. Each call runs so many copies of a layer's
-four matrices that they do not stay in the last-level cache, as in a decode step. Share
-of bandwidth = stored bytes / seconds / read-only bandwidth. Limitation: only products
+plain product), `native` is labkit's own. Each call multiplies several copies of a
+layer's four matrices. Together they do not fit into the last-level cache, as in a
+decode step. Share of bandwidth = stored bytes / seconds / read-only bandwidth. Limitation: only products
 are timed; `bench decode --explain` shows their share of a step.
 """
 
@@ -18,8 +18,8 @@ from labkit.errors import whole_number
 from labkit.formats import get_format, get_recipe, quantize, torch_dtype
 from labkit.kernels.native import build as native
 from labkit.kernels.registry import find_kernel
-from labkit.lab.bench.harness import Progress, ratio_keys, ratios, silent, spread
-from labkit.lab.bench.harness import render as render_arms
+from labkit.lab.bench import harness
+from labkit.lab.bench.harness import Progress, check_arms, silent
 from labkit.lab.bench.operators import cold_copies, linear_of_ones
 from labkit.lab.measure.bandwidth import read_bandwidth, using_threads
 from labkit.lab.measure.bytes import tensor_bytes
@@ -35,6 +35,10 @@ COLUMNS = {
     "GB/s": "{gb_s:.1f}",
     "of bandwidth": "{bandwidth_share:.0%}",
 }
+HEADLINE = (
+    "kernels: the products of one layer of {model} for {rows} rows, {threads} threads on "
+    "{device}; read-only bandwidth {bandwidth_gb_s:.1f} GB/s"
+)
 
 
 def run(
@@ -48,27 +52,29 @@ def run(
 ) -> dict:
     """Return the result of `bench kernels`; `model` may be a ModelShape."""
     whole_number(rows, "rows", 1)
+    check_arms(formats)
     shapes = fused_products(resolve(model))
     arms: dict[str, list] = {}
+    seconds, entries = {}, {}
     with using_threads(threads) as used, torch.inference_mode():
         bandwidth = read_bandwidth(device, used)
         for recipe in formats:
             on_progress(f"packing {recipe}")
             arms |= layers(recipe, shapes, device)
         sizes = {name: tensor_bytes(*layer) for name, layer in arms.items()}
-        copies = {name: cold_copies(size) for name, size in sizes.items()}
         inputs = [torch.randn(rows, columns, device=device) for _, columns in shapes]
-        calls = {name: _call(layer, copies[name], inputs) for name, layer in arms.items()}
+        calls = {
+            name: _call(layer, cold_copies(sizes[name]), inputs) for name, layer in arms.items()
+        }
         timings = interleave(calls, repeats=repeats, device=device)
-    seconds = {name: [t / copies[name] for t in timing.times_s] for name, timing in timings.items()}
-    entries = {}
     for name, size in sizes.items():
-        entry = spread("us", seconds[name], 1e6) | {"bytes": size}
+        seconds[name] = [t / cold_copies(size) for t in timings[name].times_s]
+        entry = harness.spread("us", seconds[name], 1e6) | {"bytes": size}
         entry["gb_s"] = size / entry["us"] / 1000
         entries[name] = entry | {"bandwidth_share": 1e9 * entry["gb_s"] / bandwidth}
     return {
         "arms": entries,
-        **ratio_keys(ratios(seconds)),
+        **harness.ratio_keys(harness.ratios(seconds)),
         "bandwidth_gb_s": bandwidth / 1e9,
         "threads": used,
         "device": str(device),
@@ -110,8 +116,4 @@ def _call(layer: list, copies: int, inputs: list[torch.Tensor]) -> Callable[[], 
 
 def render(result: dict) -> str:
     """Return the result as a table."""
-    headline = (
-        "kernels: the products of one layer of {model} for {rows} rows, {threads} threads on "
-        "{device}; read-only bandwidth {bandwidth_gb_s:.1f} GB/s"
-    )
-    return render_arms(result, headline.format(**result), COLUMNS)
+    return harness.render(result, HEADLINE, COLUMNS)

@@ -1,10 +1,14 @@
 """Microbenchmarks of one layer's operators, for `labkit.lab.plan.operator_times`.
 
-The model itself never runs. Products: random matrices of the model's shapes, in the
-order of a layer, with enough copies that none stays in the last-level cache, as in a
-real step. Attention: a random cache with enough layers for the same effect. Glue: what
-norms, rotation, activation and residuals add around the products. Each size is repeated
-at least 3 times and for about 0.12 s. Cost: about 5 s per dtype on two cores.
+The model itself never runs.
+
+    products     matrices of the model's shapes, in the order of a layer; all copies
+                 together do not fit into the last-level cache, as in a real step
+    attention    a random cache, with several layers for the same reason
+    glue         the time that norms, rotation, activation and residuals add
+
+Each size is repeated at least 3 times and for about 0.12 s. A model shape takes about
+5 s per dtype on two cores.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ Timed = tuple[Callable[[], object], int]  # a call, and how many layers it runs
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that are timed: rows of a product and of the head, batches, keys."""
+    """The sizes that are timed: rows of products and of the head, batches, cached keys."""
 
     rows: Sequence[int]
     head_rows: Sequence[int]
@@ -54,7 +58,7 @@ class Sizes:
         all_rows: Sequence[int] | None = None,
         keys: Sequence[int] | None = None,
     ) -> Sizes:
-        """Return the usual sizes up to the largest that predictions will ask for."""
+        """Return the usual sizes up to `rows` and `batch`."""
         limits = ((all_rows or ROWS, rows), (all_rows or ROWS, batch), (BATCHES, batch))
         sizes = ([size for size in usual if size <= most] or [1] for usual, most in limits)
         return cls(*sizes, keys or KEYS)
@@ -72,42 +76,41 @@ def measure_operators(
 ) -> OperatorTimes:
     """Return the curves of one model shape, in seconds per layer.
 
-    `make(part, rows, columns)` makes a linear layer of "blocks" or "head"; by default a
-    plain one in `dtype`. Everything around the products is in `dtype`. `rest`: curves
-    of the same shape and dtype with other products; their attention and step are
-    reused.
+    `make(part, rows, columns)` makes a linear layer of "blocks" or "head". By default
+    it is a plain one in `dtype`. Everything around the products is in `dtype`. `rest`
+    are curves of the same shape and dtype with other products. Their attention and step
+    are reused.
     """
     sizes = sizes or Sizes.up_to()
     place = {"dtype": dtype, "device": device}
     make = make or (lambda part, rows, columns: linear_of_ones(rows, columns, **place))
 
     def curve(all_sizes: Sequence[int], timed: Callable[[int], Timed]) -> Curve:
-        points = []
-        for size in all_sizes:
-            call, layers = timed(size)
-            points.append((size, max(seconds(call, device) / layers, 1e-9)))
-        return Curve(tuple(points))
+        calls = ((size, *timed(size)) for size in all_sizes)
+        return Curve(
+            tuple((n, max(seconds(call, device) / layers, 1e-9)) for n, call, layers in calls)
+        )
+
+    def attention(batch: int) -> Curve:
+        return curve(sizes.keys, lambda keys: _attention(model, batch, 1, keys, place))
 
     with using_threads(threads), torch.inference_mode():
-        layers = _layers(fused_products(model), make)
+        layer = [make("blocks", *shape) for shape in fused_products(model)]
+        copies = cold_copies(tensor_bytes(layer)) - 1
+        layers = [layer, *(copy.deepcopy(layer) for _ in range(copies))]
         head = make("head", model.vocab_size, model.hidden_size)
         products = curve(sizes.rows, lambda rows: _products(layers, rows, place))
         whole = curve(sizes.rows, lambda rows: _whole(model, layers, rows, place))
         own = {
             "products": products,
-            "head": curve(sizes.head_rows, lambda rows: _head(head, model, rows, place)),
+            "head": curve(sizes.head_rows, lambda rows: _products([[head]], rows, place)),
             "glue": Curve(tuple((r, max(t - products(r), 1e-9)) for r, t in whole.points)),
         }
         if rest is not None:
             return replace(rest, **own)
         return OperatorTimes(
             **own,
-            decode_attention={
-                batch: curve(
-                    sizes.keys, lambda s, batch=batch: _attention(model, batch, 1, s, place)
-                )
-                for batch in sizes.batches
-            },
+            decode_attention={batch: attention(batch) for batch in sizes.batches},
             prefill_attention=curve(sizes.keys, lambda t: _attention(model, 1, t, t, place)),
             step=curve(sizes.rows, lambda rows: _step(model, rows, place)),
         )
@@ -123,19 +126,13 @@ def seconds(call: Callable[[], object], device="cpu") -> float:
 
 
 def cold_copies(layer_bytes: int) -> int:
-    """Return how many copies, 1 to 64, are four times the last-level cache."""
+    """Return how many copies (1 to 64) fill four times the last-level cache."""
     return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
 
 
-def _layers(shapes, make) -> list[list[nn.Module]]:
-    first = [make("blocks", rows, columns) for rows, columns in shapes]
-    return [first, *(copy.deepcopy(first) for _ in range(cold_copies(tensor_bytes(first)) - 1))]
-
-
 def linear_of_ones(rows: int, columns: int, dtype, device) -> nn.Linear:
-    """Make a linear layer of ones: its time does not depend on the numbers."""
-    linear = nn.Linear(columns, rows, bias=False, device="meta", dtype=dtype)
-    linear = linear.to_empty(device=device)
+    """Make a linear layer of ones; the time of a product does not depend on its numbers."""
+    linear = nn.utils.skip_init(nn.Linear, columns, rows, bias=False, device=device, dtype=dtype)
     linear.weight.fill_(1.0)
     # PyTorch takes a different path for weights that require gradients.
     return linear.requires_grad_(False)
@@ -160,18 +157,13 @@ def _products(layers, rows: int, place: dict) -> Timed:
     return call, len(layers)
 
 
-def _head(head: nn.Module, model: ModelShape, rows: int, place: dict) -> Timed:
-    x = torch.randn(rows, 1, model.hidden_size, **place)
-    return lambda: head(x), 1
-
-
 class _Layer(nn.Module):
     """One layer without attention: norms, products, rotation, activation, residuals.
 
-    It is a module like the decoder's own, because calling modules takes Python time,
-    which matters for a small model. The small operators run between the products, so
-    their data is as cold as in a real step. Timed alone in a loop they would look a
-    third faster.
+    It is a module like the decoder's own. Calling modules takes Python time, which
+    matters for a small model. The small operators run between the products, so their
+    data is as cold as in a real step. If they were timed alone in a loop, they would
+    look a third faster.
     """
 
     def __init__(self, model: ModelShape, linears: list[nn.Module], place: dict):
@@ -233,13 +225,12 @@ def _step(model: ModelShape, rows: int, place: dict) -> Timed:
     norm = nn.RMSNorm(model.hidden_size, **place)
     embedding = nn.Embedding(4096, model.hidden_size, **place)
     angles = torch.randn(4096, model.kv.layers[0].head_dim, **place)
-    tokens = torch.arange(rows, device=place["device"]).remainder(4096)
     logits = torch.randn(min(rows, 16), model.vocab_size, **place)
 
     def call() -> None:
         positions = torch.arange(rows, device=place["device"]).remainder(4096)
         angles[positions], angles[positions]
-        norm(embedding(tokens))
+        norm(embedding(positions))
         torch.tensor(greedy(logits), device=place["device"])
 
     return call, 1

@@ -10,18 +10,20 @@
     bitsandbytes-int8   LLM.int8(): activations are rounded too, except outliers
     bitsandbytes-nf4    16 quantiles of a normal distribution, blocks of 64
 
-Quantized peers run in bf16 and leave the head in bf16: it is tied to the embedding, and
-a rounded head would be a second table. Each peer is set up as its own documentation
-says. `make peers` installs the light ones. A peer that is not installed raises an
-error, so that no table lacks a row without saying so.
+Quantized peers run in bf16 and leave the head in bf16. The head is tied to the
+embedding, and a quantized head would be a second table. Each peer is set up as its own
+documentation says. `make peers` installs the light ones. A peer that is not installed
+is an error.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,18 +53,12 @@ def check(names: Sequence[str], known: Mapping[str, object] = PEERS) -> None:
         if name not in known:
             raise BadRequest(f"There is no peer {name!r}; choose from {', '.join(known)}.")
         for package in PEERS[name][0]:
-            if not _installed(package):
-                raise BadRequest(
-                    f"Peer {name!r} needs the package {package}, which is not installed; "
-                    "run `make peers` or leave it out."
-                )
-
-
-def _installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # the package around it is missing
-        return False
+            spec = None
+            with suppress(ModuleNotFoundError):  # the package around it is missing
+                spec = find_spec(package)
+            if spec is None:
+                fix = "run `make peers` or leave it out"
+                raise BadRequest(f"Peer {name!r} needs {package}, which is not installed; {fix}.")
 
 
 def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") -> Arm:
@@ -72,12 +68,10 @@ def peer_arm(name: str, model: str, context: int, threads: int, device="cpu") ->
         return _llama_cpp(name, model, context, threads)
     folder, note = folder_of(model), PEERS[name][1]
     if name in QUANTIZED:
-        decoder = quantized_peer(name, folder, device)
-        return Arm(
-            name, timed_generate(decoder, device), note=f"transformers, {note}, head in bf16"
-        )
-    decoder = _pretrained(folder, note).to(device)
-    return Arm(name, timed_generate(decoder, device), note=f"model.generate, {note}")
+        decoder, note = quantized_peer(name, folder, device), f"{note}, head in bf16"
+    else:
+        decoder = _pretrained(folder, note).to(device)
+    return Arm(name, timed_generate(decoder, device), note=f"transformers, {note}")
 
 
 def folder_of(model: str) -> Path:
@@ -88,12 +82,8 @@ def folder_of(model: str) -> Path:
 
     path = Path(str(model))
     if is_quantized(path):
-        raise BadRequest(
-            f"Peers cannot read {model}, quantized by labkit; give the original model."
-        )
-    if path.is_dir():
-        return path
-    return converted(find(str(model)).name)
+        raise BadRequest(f"Peers cannot read {model}, quantized by labkit; give the original.")
+    return path if path.is_dir() else converted(find(str(model)).name)
 
 
 def _pretrained(folder, dtype: str = "bfloat16", **options):
@@ -149,9 +139,7 @@ def _torchao(layers, name: str, device) -> None:
     if not name.endswith("int4"):
         return quantize_(layers, Int8WeightOnlyConfig())
     if torch.device(device).type != "cpu":
-        raise BadRequest(
-            f"Peer 'torchao-int4' runs on the CPU only, not on {device}; leave it out."
-        )
+        raise BadRequest(f"Peer {name} runs on the CPU, not on {device}; leave it out.")
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
     return quantize_(layers, PrototypeInt4WeightOnlyConfig(group_size=64))
@@ -164,20 +152,16 @@ def timed_generate(decoder, device) -> Callable[[Sequence[int], int], Run]:
     def run(prompt: Sequence[int], count: int) -> Run:
         ids = torch.tensor([list(prompt)], device=device)
         times: list[float] = []  # of the prompt, then of each token
-        streamer = SimpleNamespace(
-            put=lambda value: times.append(time.perf_counter()), end=lambda: None
-        )
+
+        def put(value) -> None:
+            times.append(time.perf_counter())
+
         options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        options |= {"pad_token_id": 0, "use_cache": True, "attention_mask": torch.ones_like(ids)}
+        options["streamer"] = SimpleNamespace(put=put, end=lambda: None)
         start = time.perf_counter()
         with torch.inference_mode():
-            out = decoder.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                streamer=streamer,
-                pad_token_id=0,
-                use_cache=True,
-                **options,
-            )
+            out = decoder.generate(ids, **options)
         tokens = tuple(out[0, ids.shape[1] :].tolist())
         return Run(tokens, tuple(at - start for at in times[1:]))
 
@@ -187,7 +171,11 @@ def timed_generate(decoder, device) -> Callable[[Sequence[int], int], Run]:
 def _llama_cpp(name: str, model: str, context: int, threads: int) -> Arm:
     import llama_cpp
 
-    path = _gguf_of(model)
+    from labkit.lab.assets import asset_path
+
+    path = Path(model if str(model).endswith(".gguf") else asset_path(str(model)))
+    if path.suffix != ".gguf":
+        raise BadRequest(f"{model} has no GGUF file for llama.cpp; give a .gguf file.")
     if name.endswith("q4_0"):
         path = _in_q4_0(path)
     options = {"n_ctx": context, "n_threads": threads, "n_threads_batch": threads}
@@ -195,32 +183,16 @@ def _llama_cpp(name: str, model: str, context: int, threads: int) -> Arm:
 
     def run(prompt: Sequence[int], count: int) -> Run:
         llama.reset()
-        tokens, times, start = [], [], time.perf_counter()
-        for token in llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0, reset=True):
-            times.append(time.perf_counter() - start)
-            tokens.append(int(token))
-            if len(tokens) == count:
-                break
-        return Run(tuple(tokens), tuple(times))
+        start = time.perf_counter()
+        stream = llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0, reset=True)
+        emitted = [(int(token), time.perf_counter() - start) for token in islice(stream, count)]
+        return Run(*map(tuple, zip(*emitted)))
 
     return Arm(name, run, bytes_per_step=float(path.stat().st_size), note=path.name)
 
 
-def _gguf_of(model: str) -> Path:
-    if str(model).endswith(".gguf"):
-        return Path(model)
-    from labkit.lab.assets import asset_path
-
-    path = Path(asset_path(str(model)))
-    if path.suffix != ".gguf":
-        raise BadRequest(
-            f"{model} has no GGUF file for llama.cpp; give a .gguf file, or leave that peer out."
-        )
-    return path
-
-
 def _in_q4_0(path: Path) -> Path:
-    """Return the same model in Q4_0, made once and kept in the cache folder."""
+    """Return the same model in Q4_0; the cache folder keeps it for the next time."""
     import llama_cpp
 
     from labkit.lab.assets import derived

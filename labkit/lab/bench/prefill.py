@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.lab.bench import harness
 from labkit.lab.bench.arms import Load, measure
 from labkit.lab.bench.decode import first_token
-from labkit.lab.bench.harness import Progress, rate, ratio_keys, ratios, silent
-from labkit.lab.bench.harness import render as render_arms
+from labkit.lab.bench.harness import Progress, silent
 
 COLUMNS = {
     "tok/s": "{tok_s:.0f}",
@@ -19,22 +19,20 @@ COLUMNS = {
     "interval": "{ttft_ms_low:.1f}-{ttft_ms_high:.1f}",
     "predicted": "{predicted_ttft_ms:.1f}",
 }
+HEADLINE = "prefill: {prompt_tokens} prompt tokens, {threads} threads on {device}, {repeats} rounds"
 
 
 def run(load: Load, *, on_progress: Progress = silent) -> dict:
-    """Return the result of `bench prefill`; every arm emits one token."""
+    """Return the result of `bench prefill`; every arm generates one token."""
     measured = measure(replace(load, new_tokens=1), on_progress)
     seconds = {name: [run.ttft_s for run in runs] for name, runs in measured.runs.items()}
     entries = {
-        arm.name: rate(seconds[arm.name], load.prompt_tokens) | first_token(measured, arm)
+        arm.name: harness.rate(seconds[arm.name], load.prompt_tokens) | first_token(measured, arm)
         for arm in measured.arms
     }
-    return {"arms": entries, **ratio_keys(ratios(seconds)), **measured.facts}
+    return {"arms": entries, **harness.ratio_keys(harness.ratios(seconds)), **measured.facts}
 
 
 def render(result: dict) -> str:
     """Return the result of `run` as a table."""
-    headline = (
-        "prefill: {prompt_tokens} prompt tokens, {threads} threads on {device}, {repeats} rounds"
-    )
-    return render_arms(result, headline.format(**result), COLUMNS)
+    return harness.render(result, HEADLINE, COLUMNS)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 
 from labkit.errors import BadRequest, Whole, check_fields
 from labkit.generate import generate
 from labkit.generate.adaptive import LONGEST, adaptive
 from labkit.generate.row import Completion, Tally
-from labkit.lab.bench.harness import Progress, rate, ratio_keys, silent
-from labkit.lab.bench.harness import render as render_arms
+from labkit.lab.bench import harness
+from labkit.lab.bench.harness import Progress, silent
 from labkit.lab.bench.speculation_costs import MeasuredCosts, measure_costs
 from labkit.lab.measure.bandwidth import using_threads
 from labkit.lab.measure.clock import median_ratio
@@ -38,11 +39,15 @@ COLUMNS = {
     "tokens per pass": "{accepted_length:.2f}",
     "c": "{c:.2f}",
 }
+HEADLINE = (
+    "speculate: {recipe}, {prompts} prompts per task, up to {new_tokens} new tokens, "
+    "{threads} threads on {device}, {repeats} rounds"
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `bench speculate` measures. `draft_length` None means LENGTHS.
+    """The settings of `bench speculate`. `draft_length` None means LENGTHS.
 
     Raises BadRequest for an arm that is not DRAFTER:TASK and for counts that are too
     small.
@@ -64,44 +69,37 @@ class Settings:
         for arm in self.arms:
             drafter, _, task = arm.rpartition(":")
             if not drafter or task not in KINDS or self.arms.count(arm) > 1:
-                raise BadRequest(
-                    f"Arm {arm!r} is not valid; write DRAFTER:TASK, each arm once, "
-                    f"with one of the tasks {', '.join(KINDS)}."
-                )
-
-    def drafters(self, task: str | None = None) -> list[str]:
-        """Return the names of a task's drafters, or of all."""
-        pairs = [arm.rpartition(":") for arm in self.arms]
-        return sorted({drafter for drafter, _, kind in pairs if task in (None, kind)})
+                allowed = f"DRAFTER:TASK, each arm once, with one of the tasks {', '.join(KINDS)}"
+                raise BadRequest(f"Arm {arm!r} is not valid; write {allowed}.")
 
 
 def run(settings: Settings, *, on_progress: Progress = silent) -> dict:
     """Return the result of `bench speculate`."""
-    tasks = list(dict.fromkeys(arm.rpartition(":")[2] for arm in settings.arms))
+    tasks: dict[str, list[str]] = {}  # and their drafters
+    for arm in settings.arms:
+        drafter, _, task = arm.rpartition(":")
+        tasks.setdefault(task, []).append(drafter)
     result: dict = {"arms": {}, "ratios": {}, "ratio_intervals": {}}
     with using_threads(settings.threads) as threads:
         on_progress(f"loading {settings.recipe}")
         where = {"device": settings.device, "kernels": settings.kernels}
         target = open_model(settings.model, settings.recipe, **where)
-        drafters, missing = build(settings.drafters(), target)
-        probe = prompts(tasks[0])[-1].ids(target.tokenizer)
+        drafters, missing = build(sorted(set(sum(tasks.values(), []))), target)
+        probe = prompts(next(iter(tasks)))[-1].ids(target.tokenizer)
         timed = {name: drafter for name, drafter in drafters.items() if name != "auto"}
         costs = measure_costs(target, timed, probe)
+        c = {name: costs.of(name).draft for name in timed}
         for name, drafter in timed.items():
-            drafter.cost = costs.of(name).draft
-        for task in tasks:
-            own = {name: drafters[name] for name in settings.drafters(task) if name in drafters}
+            drafter.cost = c[name]
+        for task, names in tasks.items():
+            own = {name: drafters[name] for name in sorted(names) if name in drafters}
             if own:
                 on_progress(f"{task}: {', '.join(own)}")
                 texts = [p.ids(target.tokenizer) for p in prompts(task)[: settings.prompts]]
                 counts = (settings.new_tokens, settings.repeats)
                 runs = rounds(target, own, texts, *counts, costs, settings.draft_length)
                 add(result, task, runs)
-    measured = {
-        "plain_ms": 1000 * costs.plain_s,
-        "verify": costs.verify,
-        "c": {name: costs.of(name).draft for name in costs.draft_s},
-    }
+    measured = {"plain_ms": 1000 * costs.plain_s, "verify": costs.verify, "c": c}
     result |= {"missing": missing, "costs": measured, "threads": threads}
     return asdict(settings) | result
 
@@ -134,10 +132,10 @@ def rounds(
     costs: MeasuredCosts,
     draft_length: int | str | Mapping[str, int] | None = None,
 ) -> dict[str, list[list]]:
-    """Return {arm: one list of completions per round}, including arm `plain`.
+    """Return {arm: one list of completions per round}; `plain` is one of the arms.
 
     All arms continue a prompt before the next prompt begins. `draft_length` is one
-    length for all drafters, or lengths by name; None means LENGTHS.
+    length for all drafters, or a mapping from names to lengths. None means LENGTHS.
     """
     lengths = LENGTHS if draft_length is None else draft_length
 
@@ -181,29 +179,25 @@ def total(completions: Sequence[Completion]) -> Completion:
 
 def add(result: dict, task: str, runs: dict[str, list[list]]) -> None:
     """Add one task's arms and ratios to the result."""
-    seconds = {name: [seconds_per_token(one) for one in kept] for name, kept in runs.items()}
-    for name, kept in runs.items():
-        speed = rate(seconds[name])
-        entry = speed | {"tpot_ms": 1000 / speed["tok_s"]}
+    seconds = {name: [seconds_per_token(one) for one in each] for name, each in runs.items()}
+    for name, completions in runs.items():
+        entry = harness.rate(seconds[name])
+        entry["tpot_ms"] = 1000 / entry["tok_s"]
         if name != "plain":
-            whole = total(kept[-1])
+            whole = total(completions[-1])
             keys = ("alpha", "draft_yield", "accepted_length", "c")
             entry |= {key: getattr(whole, key) for key in keys} | whole.counts()
-            for key in ("draft_s", "verify_s", "overhead_s"):
-                entry[key] = getattr(whole.tally, key)
-            same = [a.tokens == b.tokens for a, b in zip(kept[-1], runs["plain"][-1])]
-            entry["same_tokens"] = sum(same) / len(same)
+            keys = ("draft_s", "verify_s", "overhead_s")
+            entry |= {key: getattr(whole.tally, key) for key in keys}
+            pairs = zip(completions[-1], runs["plain"][-1])
+            entry["same_tokens"] = fmean(a.tokens == b.tokens for a, b in pairs)
             ratio = median_ratio([a / b for a, b in zip(seconds["plain"], seconds[name])])
-            for key, value in ratio_keys({f"{name}:{task}/plain": ratio}).items():
+            for key, value in harness.ratio_keys({f"{name}:{task}/plain": ratio}).items():
                 result[key] |= value
         result["arms"][f"{name}:{task}"] = entry
 
 
 def render(result: dict) -> str:
     """Return the result as a table."""
-    headline = (
-        "speculate: {recipe}, {prompts} prompts per task, up to {new_tokens} new tokens, "
-        "{threads} threads on {device}, {repeats} rounds"
-    ).format(**result)
     reasons = [f"{name} is missing: {reason}" for name, reason in result["missing"].items()]
-    return "\n".join([render_arms(result, headline, COLUMNS), *reasons])
+    return "\n".join([harness.render(result, HEADLINE, COLUMNS), *reasons])

@@ -1,11 +1,12 @@
 """The `labkit` command: parse, call the lab, print, exit with a status.
 
-0: it ran and the answer is yes. 1: it ran and the answer is no. 2: the request is not
-valid; one line on stderr says what was wrong and what is allowed. 130: interrupted. A
-traceback is a bug.
+    0      the command ran, and its answer is yes
+    1      the command ran, and its answer is no; or it was ended
+    2      the request is not valid; one line on stderr says why and what is allowed
+    130    interrupted by the keyboard
 
-Nothing heavy is imported here or in the command files: each command imports what it
-needs when it runs, so that `labkit --help` answers at once.
+A traceback is a bug. Nothing heavy is imported here or in the command files, so that
+`labkit --help` answers at once. Each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from labkit.errors import BadRequest
 
-MAY_BE_EMPTY = ("--prompt", "--formats", "--peers")  # the empty text, and empty lists
+MAY_BE_EMPTY = ("--prompt", "--formats", "--peers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BadRequest as error:
             return _complain(error)
         except FileNotFoundError as error:
-            return _complain(f"there is no file {error.filename!r}" if error.filename else error)
+            return _complain(f"There is no file {error.filename!r}" if error.filename else error)
         except BrokenPipeError:  # the reader of the pipe has closed it
             with contextlib.suppress(OSError):
                 sys.stdout.close()
@@ -52,11 +53,12 @@ def _run(arguments: list[str]) -> int:
 
     from labkit.lab.cli.app import app
 
+    values = {}
     for argument, following in zip(arguments, [*arguments[1:], None]):
         option, equals, value = argument.partition("=")
-        empty = value == "" if equals else following == ""
-        if empty and option.startswith("--") and option not in MAY_BE_EMPTY:
-            # Usually a variable of a script is unset, and the default is not meant.
+        values[option] = value if equals else following
+        if values[option] == "" and option.startswith("--") and option not in MAY_BE_EMPTY:
+            # Usually a variable of a script is not set, and the default is not meant.
             raise BadRequest(f"{option} is empty; give it a value, or leave it out for its default")
     try:
         command = typer.main.get_command(app)
@@ -66,9 +68,13 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not an error in the command line
             raise
+        text = error.format_message().rstrip(".")
+        for option in getattr(getattr(error, "param", None), "opts", ()):
+            if values.get(option):
+                text = f"{option} is {values[option]!r}: {error.message.replace('Input', 'it', 1)}"
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "labkit"
-        return _complain(f"{error.format_message().rstrip('.')} (see `{path} --help`)")
+        return _complain(f"{text} (see `{path} --help`)")
 
 
 def _complain(error: object, status: int = 2) -> int:

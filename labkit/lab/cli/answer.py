@@ -8,18 +8,18 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from labkit.errors import BadRequest
 
-stdout = sys.stdout  # set by `main`, which sends everything else to stderr under --json
+stdout = sys.stdout  # set by `main`; with --json, all other output goes to stderr
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object as the last line.")]
 Model = Annotated[str, Option(help="A name, a folder of safetensors, a .gguf file or a hub id.")]
 Device = Annotated[str, Option(help="cpu, cuda or mps.")]
+Recipe = Annotated[str | None, Option(help="fp32, bf16, int8, int4 or a number format.")]
 Threads = Annotated[int | None, Option(min=1, max=1024, help="CPU threads. Default: PyTorch's.")]
 Method = Annotated[str | None, Option(help="rtn, gptq, awq, clip, or a sum such as awq+gptq.")]
 
@@ -34,18 +34,18 @@ def answer(result: Mapping[str, Any], as_json: bool, text: str = "") -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to what JSON has; NaN and infinities become null."""
+    """Convert a value to JSON's types; NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, str | bool | int) or value is None:
-        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(entry) for entry in value]
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+    if hasattr(value, "item"):  # a tensor or an array of one number
+        return plain(value.item())
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def say(text: str) -> None:
@@ -54,7 +54,10 @@ def say(text: str) -> None:
 
 
 class Steps:
-    """Progress of many small steps: one line that rewrites itself on a terminal."""
+    """Print the progress of many small steps on one line of a terminal.
+
+    If stderr is not a terminal, print a line at most every `every_s` seconds.
+    """
 
     def __init__(self, every_s: float = 5.0):
         self.every_s, self.last = every_s, time.monotonic()
@@ -72,7 +75,7 @@ def parse_length(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdecimal():
-        raise BadRequest(f'--draft-length is {text!r}; give a whole number from 0 up, or "auto"')
+        raise BadRequest(f'--draft-length is {text!r}; give a whole number or "auto"')
     return int(text)
 
 
@@ -83,13 +86,6 @@ def parse_dtype(name: str | None) -> str | None:
     if name is not None and name not in aliases.values():
         raise BadRequest(f"--dtype is {name!r}; choose one of {', '.join(aliases.values())}")
     return name
-
-
-def safetensors_file(path: Path) -> Path:
-    """Return `path`. Raises BadRequest if it does not end in .safetensors."""
-    if path.suffix != ".safetensors":
-        raise BadRequest(f"{str(path)!r} is not a .safetensors file; give a name that ends so")
-    return path
 
 
 def use_threads(threads: int | None) -> None:

@@ -11,7 +11,7 @@ from labkit.lab.cli.bench import bench
 from labkit.lab.cli.distill import distill
 from labkit.lab.cli.doctor import doctor
 from labkit.lab.cli.evaluate import evaluate
-from labkit.lab.cli.generate import generate
+from labkit.lab.cli.generate import Generate, generate
 from labkit.lab.cli.plan import plan
 from labkit.lab.cli.pull import pull
 from labkit.lab.cli.quantize import quantize
@@ -33,16 +33,16 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
+Version = typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, Version] = False) -> None:
     pass
 
 
-for command in (doctor, pull, run, generate, plan, quantize, distill):
+for command in (doctor, pull, run, plan, quantize, distill):
     app.command()(command)
+app.command(cls=Generate)(generate)
 app.command(name="eval")(evaluate)
 app.add_typer(bench, name="bench")

@@ -1,4 +1,4 @@
-"""`labkit bench …`: arm against arm, with ratios and their intervals."""
+"""`labkit bench …`: compare arms, with ratios and their intervals."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Annotated
 
 from typer import Option, Typer
 
-from labkit.errors import BadRequest
-from labkit.lab.cli.answer import Device, Json, Model, Threads, answer, parse_length, say
+from labkit.lab.cli.answer import Device, Json, Model, Recipe, Threads, answer, parse_length, say
 
 bench = Typer(
-    help="Measure arm against arm, interleaved in one run.",
+    help="Compare arms, interleaved in one run.",
     epilog="Example: labkit bench decode --formats fp32,bf16",
     rich_markup_mode=None,
     no_args_is_help=False,
@@ -45,8 +44,8 @@ def decode(
     from labkit.lab.bench.arms import Load
     from labkit.lab.bench.decode import render, run
 
-    names, tokens = _arms(formats, peers), (prompt_tokens, new_tokens)
-    load = Load(*names, model, *tokens, repeats, threads, device, kernels)
+    arms = (_names(formats), _names(peers), model)
+    load = Load(*arms, prompt_tokens, new_tokens, repeats, threads, device, kernels)
     result = run(load, explain=explain, on_progress=say)
     answer(result, as_json, render(result))
 
@@ -71,8 +70,8 @@ def prefill(
     from labkit.lab.bench.arms import Load
     from labkit.lab.bench.prefill import render, run
 
-    names = _arms(formats, peers)
-    load = Load(*names, model, prompt_tokens, 1, repeats, threads, device, kernels)
+    arms = (_names(formats), _names(peers), model)
+    load = Load(*arms, prompt_tokens, 1, repeats, threads, device, kernels)
     result = run(load, on_progress=say)
     answer(result, as_json, render(result))
 
@@ -87,21 +86,21 @@ def kernels_(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the products of one layer, kernel against kernel.
+    """Compare kernels on the products of one layer.
 
     \b
     Example:  labkit bench kernels --formats bf16,int4 --rows 5
     """
     from labkit.lab.bench.kernels import render, run
 
-    result = run(model, _arms(formats, "")[0], rows, threads, repeats, device, say)
+    result = run(model, _names(formats), rows, threads, repeats, device, say)
     answer(result, as_json, render(result))
 
 
 @bench.command()
 def speculate(
     arms: Annotated[str, Option(help="DRAFTER:TASK,…  [default: ten arms]")] = "",
-    recipe: Annotated[str, Option(help="fp32, bf16, int8, int4 or a format.")] = "bf16",
+    recipe: Recipe = "bf16",
     model: Model = "default",
     prompts: Annotated[int, Option(min=1, help="Prompts per task.")] = 4,
     new_tokens: Annotated[int, Option(min=2, help="Maximum number of new tokens per prompt.")] = 64,
@@ -120,25 +119,11 @@ def speculate(
     from labkit.lab.bench.speculate import ARMS, Settings, render, run
 
     length = parse_length(draft_length) if draft_length else None
-    counts = (prompts, new_tokens, repeats)
-    settings = Settings(
-        _names(arms) or ARMS, recipe, model, *counts, length, threads, device, kernels
-    )
+    counts = (prompts, new_tokens, repeats, length)
+    settings = Settings(_names(arms) or ARMS, recipe, model, *counts, threads, device, kernels)
     result = run(settings, on_progress=say)
     answer(result, as_json, render(result))
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _arms(formats: str, peers: str) -> tuple[list[str], list[str]]:
-    """Return both lists; raises BadRequest if both are empty or a name is repeated."""
-    arms = _names(formats), _names(peers)
-    if not any(arms):
-        raise BadRequest("--formats and --peers are both empty; name at least one arm")
-    for option, names in zip(("--formats", "--peers"), arms):
-        for name in names:
-            if names.count(name) > 1:
-                raise BadRequest(f"{option} names {name} twice; name each arm once")
-    return arms

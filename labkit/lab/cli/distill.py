@@ -7,7 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from labkit.lab.cli.answer import Json, Model, Steps, Threads, answer, safetensors_file, use_threads
+from labkit.errors import BadRequest
+from labkit.lab.cli.answer import Json, Model, Steps, Threads, answer, use_threads
 
 
 def distill(
@@ -33,7 +34,8 @@ def distill(
     Then:     labkit generate --prompt "Why is the sea salty?" --drafter
     draft.safetensors
     """
-    safetensors_file(output)
+    if output.suffix != ".safetensors":
+        raise BadRequest(f"The file is {str(output)!r}; give a name that ends in .safetensors")
     from labkit.lab.distill.distill import Recipe
     from labkit.lab.distill.distill import distill as run_distill
     from labkit.lab.distill.train import Training
@@ -52,9 +54,8 @@ def distill(
         place = f"step {p.step} of {p.steps}: loss {p.loss:.3f}, {p.seconds:.0f} s"
         show(place + _scores(p.score))
 
-    record = run_distill(
-        load_model(model), output, recipe, on_answers=on_answers, on_training=on_training
-    )
+    show_both = {"on_answers": on_answers, "on_training": on_training}
+    record = run_distill(load_model(model), output, recipe, **show_both)
     after = record["held_out"]["after"]
     keys = ("file_bytes", "answer_tokens", "answer_seconds", "training_seconds")
     result = {key: record[key] for key in keys} | {

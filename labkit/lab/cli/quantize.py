@@ -11,6 +11,8 @@ from labkit.errors import BadRequest
 from labkit.lab.cli import answer as cli
 from labkit.lab.cli.answer import Json, Method, Model, Threads
 
+LAYER_BY_LAYER = "Calibrate each layer on the quantized ones before it."
+
 
 def quantize(
     output: Annotated[Path, Argument(help="The folder to write.")],
@@ -19,9 +21,7 @@ def quantize(
     model: Model = "default",
     calibration: Annotated[int | None, Option(min=1, help="Calibration sequences.")] = None,
     seed: Annotated[int, Option(help="Chooses the calibration text.")] = 0,
-    layer_by_layer: Annotated[
-        bool, Option("--layer-by-layer", help="Calibrate each layer on the quantized ones.")
-    ] = False,
+    layer_by_layer: Annotated[bool, Option("--layer-by-layer", help=LAYER_BY_LAYER)] = False,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -42,27 +42,21 @@ def quantize(
     chosen = Recipe.named(recipe)
     parts = Parts(name=method or chosen.method)
     if layer_by_layer and not parts.calibrated:
-        raise BadRequest(
-            f"method {parts.name} has no --layer-by-layer; add for example --method gptq"
-        )
+        raise BadRequest(f"Method {parts.name} has no --layer-by-layer; add --method gptq")
     if chosen.only_casts:
-        raise BadRequest(
-            f"Recipe {recipe} only casts, so there is nothing to pack; "
-            "give int8, int4, an integer format, or a YAML file"
-        )
+        fix = "give int8, int4, an integer format, or a YAML file"
+        raise BadRequest(f"Recipe {recipe} only casts, so there is nothing to pack; {fix}")
     check_folder(output)
     cli.use_threads(threads)
     loaded = load_model(model)
     if loaded.tokenizer is None and parts.calibrated:
-        raise BadRequest(f"model {model!r} has no tokenizer; give a folder that has one")
+        raise BadRequest(f"Model {model!r} has no tokenizer; give a folder that has one")
     check_folder(output, predict(loaded, chosen).nbytes)
     options = {"seed": seed, "sequences": calibration, "layer_by_layer": layer_by_layer}
     report = quantize_in_place(loaded, chosen, method, progress=cli.Steps(), **options)
     if report.nbytes > report.original_nbytes:
-        cli.say(
-            f"The weights take {report.nbytes:,} B and the original {report.original_nbytes:,} B; "
-            "give head and embedding one format, so that they stay shared."
-        )
+        larger = f"The result has {report.nbytes:,} B, the original {report.original_nbytes:,} B"
+        cli.say(f"{larger}; give head and embedding one format, so that they stay shared.")
     size = save_quantized(loaded, output, report)
     result = {"ok": True, "file": output, "file_bytes": size, "method": report.method}
     result |= {"weight_bytes": report.nbytes, "original_bytes": report.original_nbytes}

@@ -12,9 +12,7 @@ from labkit.lab.cli.answer import Json, answer
 
 
 def run(
-    notebooks: Annotated[
-        list[str] | None, Argument(help="Starts of their names, such as 01.")
-    ] = None,
+    notebooks: Annotated[list[str] | None, Argument(help="Their names begin so: 01.")] = None,
     scale: Annotated[str, Option(help="quick, standard or full.")] = "quick",
     model: Annotated[str | None, Option(help="The parameter `model`.")] = None,
     device: Annotated[str | None, Option(help="The parameter `device`.")] = None,
@@ -25,7 +23,7 @@ def run(
 ) -> int:
     """Execute notebooks and write their figures and results to runs/.
 
-    Exits 1 if one fails.
+    Exits 1 if a notebook fails.
 
     \b
     Example:  labkit run 01
@@ -52,7 +50,7 @@ def _parameter(text: str) -> tuple[str, object]:
     """Parse NAME=VALUE; a value that is not a Python literal is text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise BadRequest(f"--parameter {text!r} is not NAME=VALUE, such as repeats=3")
+        raise BadRequest(f"--parameter is {text!r}; give NAME=VALUE, such as repeats=3")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

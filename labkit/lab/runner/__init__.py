@@ -3,14 +3,18 @@
     report = run_notebooks(["01"], scale="quick")
     report.ok, report.seconds, [(n.name, n.ok, n.seconds, n.error) for n in report.notebooks]
 
-papermill sets the parameters and executes. Before it, `labkit.lab.runner.notebooks` checks names
-and parameters; during it, `labkit.lab.runner.client` watches output and limits; after it, every
-cell must have run and the notebook must have written its result file in this run. The executed notebook is saved also
-on failure, with the outputs so far. The operating system holds the lock of a run, so a kill
-leaves nothing to clean up.
+1. `labkit.lab.runner.notebooks` checks names and parameters.
+2. papermill inserts the parameters.
+3. `labkit.lab.runner.client` executes the notebook and watches output and limits.
+4. Every cell must have run, and the notebook must have written its result file.
 
-    runs/SCALE/NN_name.ipynb                 the executed notebook
-    runs/NN_name/SCALE/results.jsonl         its result file, runs/NN_name/SCALE/figures/ its figures
+The executed notebook is saved even after a failure, with the outputs so far. A run
+locks its folder. The operating system releases the lock when the process ends, so a
+killed run needs no cleaning up.
+
+    runs/SCALE/NN_name.ipynb            the executed notebook
+    runs/NN_name/SCALE/results.jsonl    its result file
+    runs/NN_name/SCALE/figures/         its figures
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from labkit.lab.runner.limits import Limits, NotebookFailure
 
 @dataclass(frozen=True)
 class NotebookResult:
-    """How one notebook ended; `error` is the sentence that says why it failed."""
+    """The result of one notebook; `error` says why it failed, or is None."""
 
     name: str
     ok: bool
@@ -37,7 +41,7 @@ class NotebookResult:
 
 @dataclass(frozen=True)
 class RunReport:
-    """How a run ended."""
+    """The result of a run."""
 
     seconds: float
     notebooks: list[NotebookResult] = field(default_factory=list)
@@ -62,11 +66,11 @@ def run_notebooks(
     limits: Limits | None = None,
     progress=None,
 ) -> RunReport:
-    """Execute the notebooks that begin with `names` (default: all), one after another.
+    """Execute the notebooks whose names begin with `names` (default: all) in order.
 
-    `parameters` go to every chosen notebook and must be known to each. A notebook that fails
-    does not stop the others. Raises BadRequest, before anything runs, for names, parameters or
-    notebooks that are not valid.
+    Every chosen notebook gets all `parameters` and must have a default for each. A
+    notebook that fails does not stop the others. Raises BadRequest before anything runs
+    if a name, a parameter or a notebook is not valid.
     """
     from filelock import FileLock, Timeout
 
@@ -74,7 +78,7 @@ def run_notebooks(
     from labkit.lab.runner.progress import Progress
 
     if scale not in SCALES:
-        raise BadRequest(f"scale {scale!r} is unknown; choose one of {', '.join(SCALES)}")
+        raise BadRequest(f"Scale {scale!r} is unknown; choose one of {', '.join(SCALES)}.")
     parameters = {"scale": scale, **(parameters or {})}
     paths = find_notebooks(names, folder)
     notebooks = {path: check_notebook(path, parameters) for path in paths}
@@ -86,10 +90,8 @@ def run_notebooks(
         with FileLock(runs / scale / ".lock", timeout=0):
             results = [run.one(path, notebook) for path, notebook in notebooks.items()]
     except Timeout:
-        raise BadRequest(
-            f"another run is writing to {runs / scale}; wait for it, or set LABKIT_RUNS to "
-            "another folder"
-        ) from None
+        fix = "wait for it, or set LABKIT_RUNS to another folder"
+        raise BadRequest(f"Another run writes to {runs / scale}; {fix}.") from None
     return RunReport(round(time.perf_counter() - began, 3), results)
 
 
@@ -103,14 +105,18 @@ class _Run:
 
     def one(self, path: Path, notebook) -> NotebookResult:
         """Execute a checked notebook and check its results."""
+        from papermill.parameterize import parameterize_notebook
+
         run_dir = self.runs / path.stem / self.scale
         (run_dir / "figures").mkdir(parents=True, exist_ok=True)
         results = run_dir / "results.jsonl"
-        results.unlink(missing_ok=True)  # a result file found later is of this run
+        results.unlink(missing_ok=True)  # a file that exists later is of this run
         self.progress.start(path.stem)
         began, error = time.perf_counter(), "interrupted"
         try:
-            self.with_parameters(path, notebook, run_dir)
+            language = {"kernel_name": "python3", "language": "python"}
+            notebook = parameterize_notebook(notebook, dict(self.parameters), **language)
+            self.execute(path, notebook, run_dir)
             _check_results(results)
             error = None
         except NotebookFailure as failure:
@@ -119,24 +125,6 @@ class _Run:
             self.progress.end(error)
         seconds = round(time.perf_counter() - began, 3)
         return NotebookResult(path.stem, error is None, seconds, error)
-
-    def with_parameters(self, path: Path, notebook, run_dir: Path) -> None:
-        """Let papermill set the parameters and hand the notebook to `execute`."""
-        import papermill
-        from papermill.engines import papermill_engines
-
-        from labkit.lab.runner.client import StrictEngine
-
-        papermill_engines.register("labkit", StrictEngine)
-        names = {"engine_name": "labkit", "kernel_name": "python3", "language": "python"}
-        papermill.execute_notebook(
-            notebook,
-            None,  # written by `execute`, also after a failure
-            parameters=dict(self.parameters),
-            progress_bar=False,
-            execute=lambda notebook: self.execute(path, notebook, run_dir),
-            **names,
-        )
 
     def execute(self, path: Path, notebook, run_dir: Path) -> None:
         import nbformat
@@ -155,11 +143,11 @@ class _Run:
         for number, index in enumerate(code_cells(notebook), 1):
             cell = notebook.cells[index]
             if cell.source.strip() and cell.execution_count is None:
-                raise NotebookFailure(f"cell {number} did not run: the notebook ended before it")
+                raise NotebookFailure(f"cell {number} did not run; the notebook ended before it")
 
 
 def _environment(path: Path, run_dir: Path) -> dict[str, str]:
-    """Return the kernel's environment: labkit importable, and the marks of a static run."""
+    """Return the kernel's environment, in which labkit and its course can be imported."""
     here = str(Path(__file__).parents[3])
     folders = [here, os.path.join(here, "notebooks"), os.environ.get("PYTHONPATH")]
     return os.environ | {
@@ -176,10 +164,9 @@ def _check_results(path: Path) -> None:
     from labkit.lab.measure.record import read_records
 
     if not path.exists():
-        raise NotebookFailure(f"it ran to its end but wrote no result file {path.name}")
+        raise NotebookFailure(f"it wrote no result file {path.name}")
     try:
-        records = list(read_records(path))
+        if not list(read_records(path)):
+            raise NotebookFailure(f"its result file {path.name} is empty")
     except ValueError as error:
         raise NotebookFailure(f"its result file {path.name} is not readable: {error}") from None
-    if not records:
-        raise NotebookFailure(f"its result file {path.name} is empty")

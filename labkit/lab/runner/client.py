@@ -1,22 +1,25 @@
-"""papermill and nbclient, made strict: what they would let pass ends the run with a sentence.
+"""An nbclient that reports every failure of a notebook as an error.
 
-| nbclient                                          | here                                 |
-|---------------------------------------------------|--------------------------------------|
-| runs the kernel that the notebook's metadata names | run this interpreter                |
-| loses output if the kernel is faster              | no queue limit; a gap is an error    |
-| has a time limit per cell                         | one per notebook                     |
-| keeps output of any size                          | interrupt the cell at its limit      |
-| drops what a thread prints after its cell ended   | an error                             |
+| nbclient                                          | here                            |
+|---------------------------------------------------|---------------------------------|
+| runs the kernel named in the notebook's metadata  | runs this interpreter           |
+| loses output if the kernel is faster              | has no queue limit; a gap is an error |
+| has a time limit per cell                         | has one per notebook            |
+| keeps output of any size                          | interrupts a cell at its limit  |
+| drops output of a thread after its cell has ended | raises an error                 |
+| prints a traceback after SIGTERM                  | stops the kernel and raises     |
 
-`raise_on_iopub_timeout` notices a cell whose end never arrives. It does not notice a lost line
-of output in the middle, so `labkit.lab.runner.kernel` numbers the messages.
+`raise_on_iopub_timeout` detects a cell whose end never arrives. It does not detect a
+lost line of output, so `labkit.lab.runner.kernel` numbers the messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import signal
 import sys
 import time
 from queue import Empty
@@ -28,7 +31,6 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbclient.util import run_sync
-from papermill.engines import Engine
 
 from labkit.lab.runner.kernel import SERIAL
 from labkit.lab.runner.limits import Limits, NotebookFailure
@@ -41,23 +43,18 @@ _log.propagate = False
 
 
 class ThisInterpreter(KernelSpecManager):
-    """Knows one kernel, the running interpreter, whatever name is asked for."""
+    """The kernel specs of one kernel, the running interpreter, under any name."""
 
     def get_kernel_spec(self, kernel_name):
         command = [sys.executable, "-m", "labkit.lab.runner.kernel", "-f", "{connection_file}"]
         return KernelSpec(argv=[*command, "--log-level=ERROR"], language="python")
 
 
-class StrictEngine(Engine):
-    """papermill's engine that leaves the execution to a function of the notebook."""
-
-    @classmethod
-    def execute_managed_notebook(cls, nb_man, kernel_name, *, execute, **options):
-        execute(nb_man.nb)
-
-
 class StrictClient(NotebookClient):
-    """Executes one notebook in `ThisInterpreter`; calls `on_cell(number, total)` before each."""
+    """Execute one notebook in `ThisInterpreter`.
+
+    Calls `on_cell(number, total)` before each code cell.
+    """
 
     def __init__(self, notebook, folder: str, limits: Limits, on_cell):
         super().__init__(
@@ -73,14 +70,19 @@ class StrictClient(NotebookClient):
         self.limits, self.on_cell = limits, on_cell
         self.deadline = time.monotonic() + limits.seconds
         self.failure: str | None = None
+        self.signal: int | None = None  # that ended the run
         self._received: set[int] = set()  # serial numbers
         self._spans: dict[int, list[int]] = {}  # cell -> first and last of its serial numbers
         self._ended: dict[str, int] = {}  # request -> its cell, once the kernel is idle
-        self._printed = ""  # by the running cell, of what is kept
+        self._printed = ""  # text of the running cell
         self._bytes = 0  # of the running cell's output
 
     async def async_execute(self, **options):
-        """Run every cell; raise NotebookFailure if one fails, is too large, or lost output."""
+        """Run every cell.
+
+        Raises NotebookFailure if a cell fails, exceeds a limit or loses output,
+        InterruptedError after SIGTERM, and KeyboardInterrupt after SIGINT.
+        """
         self._context = zmq.asyncio.Context()  # its I/O thread ends with the notebook
         self._context.setsockopt(zmq.RCVHWM, 0)  # no limit on what waits to be read
         self.reset_execution_trackers()
@@ -89,6 +91,14 @@ class StrictClient(NotebookClient):
                 for index, cell in enumerate(self.nb.cells):
                     await self._run(cell, index)
                 await self._check_nothing_lost()
+        except (asyncio.CancelledError, NotebookFailure):
+            if self.signal is None:
+                raise
+            if self.km is not None:  # the kernel was still starting
+                await self._async_cleanup_kernel()
+            if self.signal == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise InterruptedError("The run was ended by SIGTERM.") from None
         except (RuntimeError, TimeoutError) as error:  # before the first cell
             raise NotebookFailure(f"its kernel did not start: {error}") from error
         finally:
@@ -102,8 +112,21 @@ class StrictClient(NotebookClient):
         )
         return self.km
 
+    async def async_start_new_kernel(self, **options):
+        """Start the kernel; from now on SIGINT and SIGTERM cancel the run."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def cancel(number: int) -> None:
+            self.signal, self.shutdown_kernel = number, "immediate"
+            task.cancel()
+
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or a thread
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, cancel, number)
+        await super().async_start_new_kernel(**options)
+
     async def async_start_new_kernel_client(self, **options):
-        """Watch the output channel from the beginning."""
+        """Connect to the kernel and watch its output channel from the beginning."""
         client = await super().async_start_new_kernel_client(**options)
         receive = client.iopub_channel.get_msg
 
@@ -112,7 +135,7 @@ class StrictClient(NotebookClient):
             self._received.add(message["metadata"].get(SERIAL, 0))
             cell = self._ended.get(message["parent_header"].get("msg_id"))
             if cell is not None and message["msg_type"] in OUTPUT:
-                self.failure = f"{self._name(cell)} printed after it had ended; join its threads"
+                self.failure = f"{self._name(cell)} printed after its end; join its threads"
             return message
 
         client.iopub_channel.get_msg = watched
@@ -130,9 +153,9 @@ class StrictClient(NotebookClient):
             self.failure = self.failure or f"{name} raised {error.ename}: {error.evalue}"
         except CellTimeoutError:
             late = time.monotonic() >= self.deadline
-            limit = f"was still running after the {self.limits.seconds:g} s it may take"
+            limit = f"was still running after the limit of {self.limits.seconds:g} s"
             self.failure = f"{name} {limit if late else 'ended but its output never arrived'}"
-            self.shutdown_kernel = "immediate"  # a busy kernel does not answer a polite request
+            self.shutdown_kernel = "immediate"  # a busy kernel does not answer
         except DeadKernelError:
             self.failure = f"{name} lost its kernel: the process died (out of memory?)"
         if self.failure:
@@ -148,21 +171,20 @@ class StrictClient(NotebookClient):
             room = self.limits.lines - self._lines()
             excess = self._excess(content)
             if excess and self.failure is None:
-                self.failure = f"{self._name(cell_index)} printed more than the {excess} allowed"
-                # It may print for ever.
+                self.failure = f"{self._name(cell_index)} printed more than {excess}; print less"
                 self._interrupt = asyncio.ensure_future(self.km.interrupt_kernel())
-            if excess and (kind != "stream" or room <= 0):
-                return None
             if excess:
+                if kind != "stream" or room <= 0:
+                    return None
                 lines = content["text"].splitlines(keepends=True)[:room]
                 content["text"] = "".join(lines)[: self.limits.text_bytes]
         return super().process_message(msg, cell, cell_index)
 
     def _lines(self) -> int:
-        return self._printed.count("\n") + self._printed.count("\r")  # a bar adds one per step
+        return self._printed.count("\n") + self._printed.count("\r")  # progress bars print \r
 
     def _excess(self, content: dict) -> str | None:
-        """Count an output of the running cell; return the limit that it exceeds."""
+        """Count an output of the running cell; return the limit that it exceeds, or None."""
         data = content.get("data", {})
         self._printed += content.get("text") or str(data.get("text/plain", ""))
         self._bytes += len(content.get("text", "")) + sum(len(str(part)) for part in data.values())
@@ -183,10 +205,8 @@ class StrictClient(NotebookClient):
         except Empty:
             lost = expected - self._received
             cells = [cell for cell, (_, high) in self._spans.items() if min(lost) <= high]
-            raise NotebookFailure(
-                f"{self._name(min(cells))} lost {len(lost)} of its messages; its output is "
-                "incomplete"
-            ) from None
+            text = f"{self._name(min(cells))} lost {len(lost)} of its messages; run it again"
+            raise NotebookFailure(text) from None
 
     def _name(self, index: int) -> str:
         first_line = next(iter(self.nb.cells[index].source.strip().splitlines()), "")

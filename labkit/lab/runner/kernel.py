@@ -1,14 +1,13 @@
-"""The kernel that executed notebooks run in: ipykernel, plus a number on everything it publishes.
+"""The kernel of executed notebooks: ipykernel with numbered output.
 
-A notebook's output travels over a publish/subscribe socket, which is allowed to drop messages: past
-1,000 waiting ones it does so silently, and the run still ends well. Two changes:
+A kernel publishes its output on a socket that may drop messages. If more than 1,000
+wait, it drops them silently, and the run still succeeds. Here
 
-- the queue has no limit, so that a cell which prints 10,000 pieces keeps all of them;
-- every message carries a running number in its metadata, so that the runner sees a gap if one is lost
-  all the same (`labkit.lab.runner.client`).
+- the queue has no limit, so a cell that prints 10,000 lines keeps all of them;
+- every message has a serial number in its metadata, so the runner detects a gap
+  (`labkit.lab.runner.client`).
 
-Started as `python -m labkit.lab.runner.kernel -f CONNECTION_FILE` by the interpreter that runs the runner,
-whatever kernel the notebook's metadata names.
+The runner starts it as `python -m labkit.lab.runner.kernel -f CONNECTION_FILE`.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import threading
 import zmq
 from ipykernel.kernelapp import IPKernelApp
 
-SERIAL = "labkit_serial"  # the metadata key of the running number
+SERIAL = "labkit_serial"  # the metadata key of the serial number
 
 
 def number_messages(session, socket) -> None:
-    """Make `session.send` add 1, 2, 3 … to the metadata of everything it sends through `socket`."""
+    """Make `session.send` number the messages that it sends through `socket`."""
     send, lock, sent = session.send, threading.Lock(), 0
 
     def numbered(stream, msg_or_type, *args, **kwargs):
         nonlocal sent
-        # ipykernel hands in either the publishing thread or the socket-like face of it
+        # ipykernel passes either the publishing thread or a wrapper of it
         if stream is not socket and getattr(stream, "background_socket", None) is not socket:
             return send(stream, msg_or_type, *args, **kwargs)
-        with lock:  # numbering and sending are one step, also for output from threads
+        with lock:  # number and send in one step, because threads print too
             sent += 1
             if isinstance(msg_or_type, dict):
                 msg_or_type.setdefault("metadata", {})[SERIAL] = sent

@@ -1,4 +1,4 @@
-"""What a run may take, and the exception that says which limit, or what else, ended it."""
+"""The limits of a run, and the exception for a notebook that fails."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 class NotebookFailure(Exception):
-    """The notebook did not run to its end as it should; the message says which cell and why."""
+    """A notebook failed; the message says which cell and why."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one notebook (seconds) and the output of one cell (the rest) may take."""
+    """The maximum seconds of one notebook, and the maximum output of one cell."""
 
     seconds: float = 3600.0
     lines: int = 300

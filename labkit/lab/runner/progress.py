@@ -1,7 +1,7 @@
-"""Print where a run is: one line that rewrites itself on a terminal, plain lines elsewhere.
+"""Print the progress of a run.
 
-A cell may work for minutes without output, so a line also comes with time: every second on a
-terminal, every 30 seconds elsewhere.
+On a terminal, one line is rewritten every second. Elsewhere, a new line is printed
+every 30 seconds. A line is also printed when a cell begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Progress:
         self._line(f"cell {number}/{total}")
 
     def end(self, error: str | None) -> None:
-        """Report that the notebook ended, well or with `error`."""
+        """Report that the notebook ended; `error` None means success."""
         self._ended.set()
         self._clock.join()
         self._line(f"failed: {error}" if error else "done")

@@ -7,15 +7,15 @@
 
 All commands, benches, evaluations and notebooks follow these rules:
 
-- `recipe` None, fp32 or fp16: the checkpoint's numbers in `dtype` (fp32 unless given),
-  on PyTorch.
-- a folder that `labkit quantize` wrote: its own formats. `recipe` must be None, and a
-  `dtype` means PyTorch's operators.
-- any other recipe: the weights are read in fp32 and then quantized. Reading them in bf16
-  first would round twice and miss the checkpoint's own grid.
-- `kernels` "auto": the native kernels if they support model, recipe and device, else
-  PyTorch's operators, with bf16 for everything that is not packed. "native" always uses
-  the native kernels or raises; "torch" never uses them.
+- If `recipe` is None, fp32 or fp16, the model has the checkpoint's numbers in `dtype`
+  (default: fp32) and runs on PyTorch.
+- A folder that `labkit quantize` wrote keeps its own formats. `recipe` must be None. If
+  a `dtype` is given, PyTorch's operators are used.
+- For any other recipe, the weights are read in fp32 and then quantized. If they were
+  read in bf16 first, they would be rounded twice.
+- `kernels` "auto" uses the native kernels if they support model, recipe and device.
+  Otherwise it uses PyTorch's operators, with bf16 for everything that is not packed.
+  "native" uses the native kernels or raises BadRequest. "torch" never uses them.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def open_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Decoder:
-    """Return a model ready to generate; the module's docstring gives the rules.
+    """Return a model that is ready to generate; the module's docstring has the rules.
 
-    `method`: how the recipe's codes are chosen (rtn, gptq, awq, clip or a sum; None:
-    the recipe's own). `dtype` is for models without a recipe. Raises BadRequest if
-    these do not fit together.
+    `method` chooses the recipe's codes: rtn, gptq, awq, clip or a sum such as awq+gptq.
+    None means the recipe's own method. `dtype` is for models without a recipe. Raises
+    BadRequest if these options exclude each other.
     """
     if kernels not in KERNELS:
         raise BadRequest(f"There are no kernels {kernels!r}; choose one of {', '.join(KERNELS)}.")
@@ -98,10 +98,8 @@ def open_model(
         raise BadRequest(f"Recipe {recipe} and dtype {dtype} exclude each other; give one of them.")
     if is_quantized(source):
         if recipe is not None:
-            raise BadRequest(
-                f"{source} is quantized already and cannot be put into {recipe}; "
-                "give the model it was made from."
-            )
+            fix = "give the original model, or no recipe"
+            raise BadRequest(f"{source} is quantized and cannot be quantized to {recipe}; {fix}.")
         return _open_quantized(Path(source), kernels, device, dtype)
     if recipe is None:
         return load_model(source, dtype=dtype or torch.float32, device=device)
@@ -124,22 +122,20 @@ def open_drafter(name: str, target: Decoder) -> Drafter:
 
     "trimmed" drafts only the tokens that are frequent in the training text.
     """
-    text = None
-    if name == "trimmed":
-        text = "".join(training_text(kind, characters=500_000) for kind in ("code", "prose"))
-    return make_drafter(name, target, text)
+    kinds = ("code", "prose") if name == "trimmed" else ()
+    text = "".join(training_text(kind, characters=500_000) for kind in kinds)
+    return make_drafter(name, target, text or None)
 
 
 def _open_quantized(
     folder: Path, kernels: str, device: str | torch.device, dtype: torch.dtype | None
 ) -> Decoder:
-    """Open a quantized folder; its header says if the native kernels support it."""
+    """Open a quantized folder, on native kernels if they support its formats."""
     native = kernels != "torch" and dtype is None and str(device) == "cpu"
     if native and kernels == "auto":
         entries = read_header(folder / WEIGHTS)["formats"].values()
         formats = {native_format(get_format(entry["format"])) for entry in entries}
-        reason = unsupported_formats(formats) or unsupported_reason(read_config(folder))
-        native = reason is None
-    how = "plain" if native else None
-    model = load(folder, dtype=dtype or torch.float32, device=device, kernels=how)
+        native = not (unsupported_formats(formats) or unsupported_reason(read_config(folder)))
+    kernel = "plain" if native else None
+    model = load(folder, dtype=dtype or torch.float32, device=device, kernels=kernel)
     return accelerate(model, consume=True) if native else model

@@ -25,19 +25,19 @@ def quantize_in_place(
     """Quantize `model` by a recipe and return the report.
 
     `method` None means the recipe's own. `seed` chooses the calibration text from
-    Python's standard library; `sequences` is the number of sequences that are read.
-    `layer_by_layer` calibrates each layer on the output of the quantized ones before
-    it. It reads the text three times and may pay off at 3 bits: AWQ + GPTQ lost 7 %
-    less on code and 5 % less on prose (mean of three calibration texts, of which one
-    went the other way; default model). `options` (kernel, progress) go to
-    `quantize_model`.
+    Python's standard library. `sequences` is the number of calibration sequences.
+    `options` (kernel, progress) are passed to `quantize_model`.
+
+    `layer_by_layer` calibrates each layer on the output of the quantized layers before
+    it. It reads the text three times and may help at 3 bits. On the default model, AWQ
+    + GPTQ lost 7 % less on code and 5 % less on prose (mean of three calibration texts;
+    one of them lost more).
     """
     parts = Method(name=method or recipe.method)
     calibration = None
     if parts.calibrated:
-        calibration = library_calibration(
-            model.tokenizer, sequences=sequences or SEQUENCES, seed=seed
-        )
+        count = sequences or SEQUENCES
+        calibration = library_calibration(model.tokenizer, sequences=count, seed=seed)
         calibration.blocks = model.layers if layer_by_layer else ()
     folds = fold_map(model) if "awq" in parts.parts else ()
     return quantize_model(model, recipe, parts, calibration, folds=folds, **options)

@@ -17,10 +17,9 @@ import torch
 
 from labkit.errors import BadRequest
 from labkit.formats import DTYPES, get_format, get_recipe, quantize, torch_dtype
-from labkit.generate import generate
 from labkit.kernels.packed_weight import FEW_ROWS
-from labkit.lab.bench.arms import prompt_ids
-from labkit.lab.bench.harness import Arm, Run, compare
+from labkit.lab.bench.arms import generate_run, prompt_ids
+from labkit.lab.bench.harness import Arm, compare
 from labkit.lab.bench.operators import Sizes, linear_of_ones, measure_operators
 from labkit.lab.measure.clock import Timing, interleave
 from labkit.lab.plan.operator_times import Curve, OperatorTimes, step_parts
@@ -164,15 +163,7 @@ def decode_times(
 ) -> dict[str, Timing]:
     """Return {recipe: Timing per token after the first}, greedy, interleaved."""
     first = next(iter(models.values()))
-
-    def arm(name: str, model) -> Arm:
-        def run(prompt: Sequence[int], count: int) -> Run:
-            done = generate(model, list(prompt), max_new_tokens=count, end_ids=())
-            return Run(done.tokens, done.token_times_s)
-
-        return Arm(name, run)
-
-    arms = [arm(name, model) for name, model in models.items()]
+    arms = [Arm(name, generate_run(model)) for name, model in models.items()]
     runs = compare(arms, prompt_ids(first, prompt_tokens), new_tokens, repeats, first.device)
     return {name: Timing(tuple(run.tpot_s for run in kept)) for name, kept in runs.items()}
 

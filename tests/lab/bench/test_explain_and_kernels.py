@@ -1,4 +1,4 @@
-"""The budget of a step, the bench of kernels, the ladder of notebook 14, and the rehearsal of the GPU measurements."""
+"""Test step budgets, `bench kernels`, the ladder of notebook 14, and figures/gpu.py on a CPU."""
 
 import time
 
@@ -30,7 +30,7 @@ BLOCKS = dict(hidden_size=64, intermediate_size=128, head_dim=32)
 
 @pytest.mark.parametrize("recipe", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_bytes_of_the_parts_are_those_of_the_step(recipe, tied):
+def test_bytes_of_the_parts_add_up_to_those_of_the_step(recipe, tied):
     shape = resolve(tiny_model(tie_embeddings=tied, **BLOCKS).config)
     parts = explain.bytes_of(shape, recipe, 100, "bf16")
     del parts["sampling"]
@@ -41,7 +41,7 @@ def test_bytes_of_the_parts_are_those_of_the_step(recipe, tied):
     assert whole - 2 * norms <= sum(parts.values()) <= whole
 
 
-def test_a_stopwatch_counts_what_runs_inside_once():
+def test_a_stopwatch_counts_nested_parts_once():
     watch = explain.Stopwatch("cpu")
     watch.start("dispatch")
     watch.start("weights")
@@ -53,7 +53,7 @@ def test_a_stopwatch_counts_what_runs_inside_once():
 
 @without_compiler
 @pytest.mark.parametrize("native_", [False, True])
-def test_a_budget_names_every_part_and_leaves_the_model_as_it_was(native_):
+def test_a_budget_has_every_part_and_does_not_change_the_model(native_):
     model = tiny_model(**BLOCKS)
     decoder = accelerate(model, "int4") if native_ else model
     ids = torch.tensor([[3, 4, 5]])
@@ -86,7 +86,7 @@ def test_the_native_clock_adds_up_to_the_call():
     assert 0 < sum(spent.values()) < took and spent["products"] > 0 and spent["attention"] > 0
 
 
-def test_bench_kernels_has_the_keys_of_its_command(monkeypatch):
+def test_bench_kernels_has_the_documented_keys(monkeypatch):
     monkeypatch.setattr(kernels, "cold_copies", lambda size: 2)
     monkeypatch.setattr(kernels, "read_bandwidth", lambda device, threads: 1e10)
     result = kernels.run(resolve(tiny_model(**BLOCKS).config), ("fp32", "int4"), rows=2, repeats=2)
@@ -119,7 +119,7 @@ def test_every_rung_of_the_ladder_has_the_same_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize("numbers", [0, 5, 2**21 + 3])
-def test_memory_on_huge_pages_is_zero_writable_and_exactly_as_large(numbers):
+def test_memory_on_huge_pages_is_zero_writable_and_of_the_given_size(numbers):
     memory = pages.zeros(numbers, torch.float32)
     assert (
         memory.shape == (numbers,)
@@ -135,7 +135,7 @@ def test_memory_on_huge_pages_is_zero_writable_and_exactly_as_large(numbers):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no packed kernel")
-def test_the_gpu_measurements_run_through_on_a_cpu(tmp_path, monkeypatch, capsys):
+def test_the_gpu_measurements_run_on_a_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "LONG", 300)
     monkeypatch.setattr(gpu, "read_bandwidth", lambda device: 1e10)
     monkeypatch.setattr(kernels, "read_bandwidth", lambda device, threads: 1e10)

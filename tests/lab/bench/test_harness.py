@@ -1,4 +1,4 @@
-"""The harness with arms whose times are known."""
+"""Test the harness with arms whose times are known."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from labkit.errors import BadRequest
 from labkit.lab.bench import arms, decode, operators, peers, prefill
 from labkit.lab.bench.arms import Load
-from labkit.lab.bench.harness import Arm, Run, agreement, compare, ratios
+from labkit.lab.bench.harness import Arm, Run, check_arms, compare, ratios
 from labkit.lab.plan.memory import resolve
 from labkit.model.tiny import tiny_model
 
@@ -21,7 +21,7 @@ def arm(name, tpot, log, first=0.5, emitted=None):
     return Arm(name, run, bytes_per_step=1e6)
 
 
-def test_arms_take_turns_on_the_same_prompt_and_warm_up_is_left_out():
+def test_arms_are_interleaved_on_the_same_prompt_and_the_warm_up_is_not_counted():
     log = []
     runs = compare([arm("a", 0.1, log), arm("b", 0.2, log)], [1, 2], 5, repeats=2)
     assert [name for name, _, _ in log] == ["a", "b", "a", "b", "b", "a"]
@@ -30,12 +30,12 @@ def test_arms_take_turns_on_the_same_prompt_and_warm_up_is_left_out():
     assert runs["a"][0].tpot_s == pytest.approx(0.1) and runs["a"][0].ttft_s == 0.5
 
 
-def test_an_arm_that_emits_another_number_of_tokens_is_not_compared():
-    with pytest.raises(RuntimeError, match="emitted 3 of 5 tokens"):
+def test_an_arm_with_another_number_of_tokens_is_an_error():
+    with pytest.raises(RuntimeError, match="generated 3 of 5 tokens"):
         compare([arm("a", 0.1, [], emitted=3)], [1], 5, repeats=1)
 
 
-def test_ratios_are_of_speed_for_every_ordered_pair_and_a_slowdown_is_below_one():
+def test_ratios_compare_every_ordered_pair_and_a_slowdown_is_below_one():
     found = ratios({"slow": [2.0, 4.0, 6.0], "fast": [1.0, 2.0, 3.0], "same": [1.0, 2.0, 3.0]})
     assert set(found) == {
         "slow/fast",
@@ -52,8 +52,17 @@ def test_ratios_are_of_speed_for_every_ordered_pair_and_a_slowdown_is_below_one(
     )
 
 
-def test_agreement_counts_the_tokens_in_common():
-    assert agreement(Run((1, 2, 3), (0, 0, 0)), Run((1, 2, 4), (0, 0, 0))) == 2
+@pytest.mark.parametrize("names", [[], ["a", "b", "a"]])
+def test_no_arm_and_an_arm_named_twice_are_errors(names):
+    with pytest.raises(BadRequest, match="name at least one, and each arm once"):
+        check_arms(names)
+
+
+def test_equal_first_tokens_are_counted():
+    runs = {"a": [Run((1, 2, 3), (0, 0, 0))], "b": [Run((1, 2, 4), (0, 0, 0))]}
+    measured = arms.Measured([Arm(name, None) for name in runs], runs, [], 1.0, {})
+    entries = [decode.first_token(measured, arm) for arm in measured.arms]
+    assert [entry["same_first_tokens"] for entry in entries] == [3, 2]
 
 
 @pytest.fixture
@@ -90,8 +99,8 @@ def test_bench_decode_gives_the_keys_of_the_command(tiny):
     assert "fp32/bf16" in text or "bf16/fp32" in text
 
 
-def test_the_kernels_of_an_arm_are_chosen_and_named(tiny, monkeypatch):
-    """Native if they work, PyTorch's operators if they are switched off, an error if asked for."""
+def test_an_arm_names_the_kernels_that_it_uses(tiny, monkeypatch):
+    """Native kernels if they work; PyTorch's operators if the native ones are off."""
     from labkit.errors import BadRequest
     from labkit.kernels.native import build as native
     from labkit.lab.stack.open import open_model as load
@@ -110,7 +119,7 @@ def test_the_kernels_of_an_arm_are_chosen_and_named(tiny, monkeypatch):
         load("default", "int8", kernels="native")
 
 
-def test_packed_weights_are_rounded_once_from_fp32_and_the_rest_runs_in_bf16(tiny):
+def test_packed_weights_are_quantized_from_fp32_and_the_rest_runs_in_bf16(tiny):
     import torch
 
     from labkit.formats import quantize
@@ -136,7 +145,7 @@ def test_bench_prefill_counts_prompt_tokens(tiny):
     assert "12 prompt tokens" in prefill.render(result)
 
 
-def test_what_cannot_be_benched_is_rejected_before_anything_is_loaded(monkeypatch):
+def test_an_invalid_load_is_an_error_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setattr("labkit.lab.stack.open.load_model", lambda *a, **k: pytest.fail("loaded"))
     with pytest.raises(BadRequest, match="vllm"):
         Load(peers=("vllm",))
@@ -154,7 +163,7 @@ def test_a_missing_peer_says_how_to_get_it(monkeypatch):
         peers.check(["llama.cpp"])
 
 
-def test_transformers_is_given_the_same_tokens_and_stamps_each_one(tmp_path):
+def test_transformers_gets_the_same_prompt_and_times_each_token(tmp_path):
     transformers = pytest.importorskip("transformers")
     import torch
 
@@ -180,7 +189,7 @@ def test_transformers_is_given_the_same_tokens_and_stamps_each_one(tmp_path):
     assert list(runs["transformers"][0].times_s) == sorted(runs["transformers"][0].times_s)
 
 
-def test_what_a_step_must_read_is_the_tensors_of_the_model_and_its_cache():
+def test_a_step_reads_the_tensors_of_the_model_and_its_cache():
     from labkit.lab.bench.arms import labkit_arm
     from labkit.lab.measure.bytes import tensor_bytes
 
@@ -193,7 +202,7 @@ def test_what_a_step_must_read_is_the_tensors_of_the_model_and_its_cache():
     assert built.bytes_per_step == tensor_bytes(model) - looked_up + extra + cache
 
 
-def test_a_peer_whose_outer_package_is_missing_is_rejected_too(monkeypatch):
+def test_a_peer_without_its_outer_package_is_an_error(monkeypatch):
     def none(name):
         raise ModuleNotFoundError(name)
 
@@ -202,7 +211,7 @@ def test_a_peer_whose_outer_package_is_missing_is_rejected_too(monkeypatch):
         peers.check(["quanto-int8"])
 
 
-def test_a_peer_that_inference_mode_stops_is_called_outside_it():
+def test_a_peer_can_be_called_outside_inference_mode():
     import torch
 
     from labkit.lab.bench.peers import leave_inference_mode

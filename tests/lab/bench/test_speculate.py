@@ -1,4 +1,4 @@
-"""`bench speculate` on a tiny model: arms, ratios, what is missing, and predictions that know nothing of the outcome."""
+"""Test `bench speculate` on a tiny model, and predictions of its speed-ups."""
 
 import json
 
@@ -38,7 +38,7 @@ def tiny(monkeypatch):
     return load()
 
 
-def test_the_keys_are_a_contract(tiny, capsys):
+def test_the_result_has_the_documented_keys(tiny, capsys):
     arms = "lookup:chat,int8_channel:chat,draft:chat,auto:list"
     assert (
         main(
@@ -91,12 +91,12 @@ def test_the_keys_are_a_contract(tiny, capsys):
     } <= set(arm)
 
 
-def test_a_drafter_that_does_not_exist_is_rejected(tiny):
+def test_an_unknown_drafter_is_an_error(tiny):
     with pytest.raises(BadRequest, match="oracle"):
         speculate.run(speculate.Settings(["oracle:chat"], "fp32"))
 
 
-def test_alike_drafts_are_predicted_by_the_formula():
+def test_drafts_of_one_length_are_predicted_by_the_textbook_formula():
     costs = SpeculationCosts(0.2, (1.0, 1.1, 1.2, 1.3))
     alike = predicted_speculation.predicted_speedup([(3, 1)] * 5, 0.7, costs.pass_cost(3))
     assert alike == pytest.approx(speculative_speedup(0.7, 3, costs))
@@ -104,7 +104,7 @@ def test_alike_drafts_are_predicted_by_the_formula():
     assert mixed == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 1) / 2 / 1.45)
 
 
-def test_predictions_come_from_the_other_half(tiny):
+def test_predictions_use_the_other_half_of_the_prompts(tiny):
     learnt, timed = predicted_speculation.halves("chat", tiny.tokenizer, 3)
     assert len(learnt) == len(timed) == 3 and not set(map(tuple, learnt)) & set(map(tuple, timed))
     costs = MeasuredCosts(1.0, (1.0, 1.1), {"lookup": 0.0}, {"lookup": 0.0})
@@ -114,7 +114,7 @@ def test_predictions_come_from_the_other_half(tiny):
     assert trial.predicted > 0 and trial.measured.value > 0 and trial.same_tokens
 
 
-def test_a_prediction_uses_nothing_of_the_half_it_is_held_against(tiny, monkeypatch):
+def test_a_prediction_does_not_read_the_half_that_is_measured(tiny, monkeypatch):
     texts = predicted_speculation.halves("chat", tiny.tokenizer, 2)
     real, told = predicted_speculation.rounds, predicted_speculation._guess
     kept, used = {}, []
