@@ -95,9 +95,7 @@ def measure_operators(
         return curve(sizes.keys, lambda keys: _attention(model, batch, 1, keys, place))
 
     with using_threads(threads), torch.inference_mode():
-        layer = [make("blocks", *shape) for shape in fused_products(model)]
-        copies = cold_copies(tensor_bytes(layer)) - 1
-        layers = [layer, *(copy.deepcopy(layer) for _ in range(copies))]
+        layers = _layers(fused_products(model), make)
         head = make("head", model.vocab_size, model.hidden_size)
         products = curve(sizes.rows, lambda rows: _products(layers, rows, place))
         whole = curve(sizes.rows, lambda rows: _whole(model, layers, rows, place))
@@ -128,6 +126,11 @@ def seconds(call: Callable[[], object], device="cpu") -> float:
 def cold_copies(layer_bytes: int) -> int:
     """Return how many copies (1 to 64) fill four times the last-level cache."""
     return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
+
+
+def _layers(shapes, make) -> list[list[nn.Module]]:
+    first = [make("blocks", rows, columns) for rows, columns in shapes]
+    return [first, *(copy.deepcopy(first) for _ in range(cold_copies(tensor_bytes(first)) - 1))]
 
 
 def linear_of_ones(rows: int, columns: int, dtype, device) -> nn.Linear:
