@@ -1,10 +1,10 @@
 """Allocate weights and caches on huge pages, because each step reads all of them.
 
 With pages of 4 KiB, the processor looks up an address every 64 cache lines, and stops
-prefetching at the end of each page. On a virtual machine with two cores, one thread read
-21 GB/s from ordinary pages and 33 GB/s from huge pages (2 MiB). Linux provides huge pages
-on request. On other systems, and for less than 4 MiB, pages are ordinary. The system
-provides the memory only when it is written.
+prefetching at the end of each page. On a virtual machine with two cores, one thread
+read 21 GB/s from ordinary pages and 33 GB/s from huge pages (2 MiB). Linux provides
+huge pages on request. On other systems, and for less than 4 MiB, pages are ordinary.
+The system provides the memory only when it is written.
 """
 
 from __future__ import annotations

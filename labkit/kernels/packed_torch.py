@@ -6,13 +6,13 @@
     w[n, k] = (code[n, k] - 8) * scale[n, k // G] + middle[n, k // G]      G in 32, 64, 128, 256
 
 Each 4-bit integer format of labkit can be written in this form. With a zero point z,
-middle is (8 - z) * scale. With a minimum, it is minimum + 8 * scale. On a symmetric grid
-it is 0. A format by channel repeats its scale for each group.
+middle is (8 - z) * scale. With a minimum, it is minimum + 8 * scale. On a symmetric
+grid it is 0. A format by channel repeats its scale for each group.
 
-Loss compared with `Plain`: activations and outputs are rounded to bfloat16 (2^-8 of each
-value). Int4Pack also rounds scale and middle to bfloat16, so a weight changes by at most
-2^-8 of 8 * scale + |middle|, in the worst case about 6 % of a step. With float32 scales
-the CPU operator is fifty times slower.
+Loss compared with `Plain`: activations and outputs are rounded to bfloat16 (2^-8 of
+each value). Int4Pack also rounds scale and middle to bfloat16, so a weight changes by
+at most 2^-8 of 8 * scale + |middle|, in the worst case about 6 % of a step. With
+float32 scales the CPU operator is fifty times slower.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Int4Pack(PackedWeight):
 
     Codes are uint8 [N/64, K, 32]; scale and middle are bfloat16 [K/G, N, 2]. Rows form
     blocks of 64. In a block, byte j of column k has row j in its low nibble and row j +
-    32 in its high nibble. PyTorch does not document this order; `layout_is_known` checks
-    it. `quantized` returns the stored format, `int4_g<G>_mid`.
+    32 in its high nibble. PyTorch does not document this order; `layout_is_known`
+    checks it. `quantized` returns the stored format, `int4_g<G>_mid`.
     """
 
     few = 32  # measured: unpacking costs as much as 32 rows

@@ -2,14 +2,14 @@
 
 A packed weight multiplies (`matmul`), looks up rows (`rows`), returns the stored weight
 (`quantized`, `unpacked`), and has a `format` and `nbytes`. Its tensors are buffers, so
-PyTorch moves, saves and counts them with the model. `labkit.kernels.registry` chooses the
-class.
+PyTorch moves, saves and counts them with the model. `labkit.kernels.registry` chooses
+the class.
 
-In decode each weight is read once and used once, so its bytes decide the time. Unpacking
-the whole matrix first would read and write many more bytes than packing saves. Products
-of 1 to `few` rows therefore use an operator that reads the packed bits. For more rows
-(prefill), the weight is unpacked into a temporary bfloat16 matrix for one ordinary
-product.
+In decode each weight is read once and used once, so its bytes decide the time.
+Unpacking the whole matrix first would read and write many more bytes than packing
+saves. Products of 1 to `few` rows therefore use an operator that reads the packed bits.
+For more rows (prefill), the weight is unpacked into a temporary bfloat16 matrix for one
+ordinary product.
 
 When it loses: above about 16 rows, arithmetic limits the time, not bytes.
 """

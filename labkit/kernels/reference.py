@@ -4,9 +4,10 @@
 
 The query at position p sees the key at position s if s <= p, and s is within `window`
 (s > p - window) or among the first `sinks` positions. Query head h reads KV head h //
-(H / K), so each KV head serves G = H / K neighbouring query heads. All scores [B, H, T, S]
-are in memory, in float32 or wider, so memory is quadratic in the length. Sources: Vaswani
-et al., "Attention is all you need", 2017; grouped queries: Ainslie et al., "GQA", 2023.
+(H / K), so each KV head serves G = H / K neighbouring query heads. All scores [B, H, T,
+S] are in memory, in float32 or wider, so memory is quadratic in the length. Sources:
+Vaswani et al., "Attention is all you need", 2017; grouped queries: Ainslie et al.,
+"GQA", 2023.
 """
 
 from __future__ import annotations

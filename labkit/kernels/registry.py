@@ -5,8 +5,8 @@
     plain     Plain: dequantize, then multiply; the reference, for every format
     auto      torch, or plain with a warning if torch has no operator for the format
 
-`auto` does not choose `native`, because these weights stay on the CPU and are fastest in
-`labkit.model.native.decoder.accelerate`, which runs all layers in one call. To add a
+`auto` does not choose `native`, because these weights stay on the CPU and are fastest
+in `labkit.model.native.decoder.accelerate`, which runs all layers in one call. To add a
 kernel, write a subclass of `PackedWeight` and add it to `KERNELS`.
 """
 

@@ -2,10 +2,11 @@
 
 Two rules matter, and widely copied formulas break them. `head_dim` is the number in the
 config; it is hidden size / heads only if the config has none. The number of KV heads is
-`num_key_value_heads`; if it is missing or null, each query head has a KV head of its own.
+`num_key_value_heads`; if it is missing or null, each query head has a KV head of its
+own.
 
-An architecture that is not in the table raises an error, because a guess would look like
-a result. To add an architecture whose layers consist of the parts in
+An architecture that is not in the table raises an error, because a guess would look
+like a result. To add an architecture whose layers consist of the parts in
 `labkit.plan.shapes`, add one line to the table. Source: the configuration and modelling
 files of transformers. A test compares the number of weights for every line.
 """
@@ -114,8 +115,8 @@ def _checked(key: str, value: Any, rule: Rule) -> Any:
 class HubConfig:
     """The fields of a config, checked, with the defaults of its architecture.
 
-    Raises BadRequest for an architecture that is not in the table. With `known=False` it
-    reads such a config like Llama's; `kv_shape` needs no more.
+    Raises BadRequest for an architecture that is not in the table. With `known=False`
+    it reads such a config like Llama's; `kv_shape` needs no more.
     """
 
     def __init__(self, source: ConfigSource, known: bool = True):

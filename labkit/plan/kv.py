@@ -8,8 +8,8 @@ K is the number of KV heads (not of query heads), and D is `head_dim` of the con
 *window* limits the tokens kept. *MLA* stores one latent and one rotary part per token
 instead of heads. A layer that *shares* another layer's cache stores nothing. A *format*
 adds scales and a tail of unquantized tokens. The result is exact. Rounding up to whole
-pages is optional. Sources: GQA arXiv 2305.13245; MLA arXiv 2405.04434; KIVI (int4 with a
-tail) arXiv 2402.02750.
+pages is optional. Sources: GQA arXiv 2305.13245; MLA arXiv 2405.04434; KIVI (int4 with
+a tail) arXiv 2402.02750.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from labkit.plan.kv_formats import KVFormat, get_kv_format
 class LayerKV:
     """What one layer stores: K heads of D numbers, or (MLA) one latent and one rotary part.
 
-    `window`: the layer attends to the last `window` tokens, including the newest, and to
-    the first `sinks` tokens (None: to all tokens). `shared_with`: the layer whose cache
-    this layer reads; it then has no cache of its own.
+    `window`: the layer attends to the last `window` tokens, including the newest, and
+    to the first `sinks` tokens (None: to all tokens). `shared_with`: the layer whose
+    cache this layer reads; it then has no cache of its own.
     """
 
     num_kv_heads: int
@@ -44,11 +44,11 @@ class LayerKV:
         check_fields(self, num_kv_heads=least, head_dim=least, window=OrNone(Whole(1)))
         check_fields(self, sinks=Whole(0), rope_dim=Whole(0))
 
-    def tokens_held(self, tokens: int) -> int:
+    def stored_tokens(self, tokens: int) -> int:
         """Return how many of `tokens` tokens are stored: all, or `window` and `sinks`."""
         return tokens if self.window is None else min(tokens, self.window + self.sinks)
 
-    def tokens_paged(self, tokens: int, page: int) -> int:
+    def paged_tokens(self, tokens: int, page: int) -> int:
         """Return the number of token slots in the pages of the stored tokens.
 
         A window often lies in one page more than it could fill.
@@ -136,8 +136,8 @@ def kv_bytes(
         whole_number(page, "page", 1)
     kv_format, total = get_kv_format(kv_format), Fraction(0)
     for layer in (shape.layers[i] for i in shape.own):
-        kept = layer.tokens_held(tokens) if page is None else layer.tokens_paged(tokens, page)
-        total += layer.bytes(kept, kv_format)
+        stored = layer.stored_tokens(tokens) if page is None else layer.paged_tokens(tokens, page)
+        total += layer.bytes(stored, kv_format)
     return _number(total * sequences)
 
 

@@ -1,20 +1,21 @@
 """The number formats of the KV cache as data: the bytes of a number, its scales, and a tail.
 
-A plain format has a fixed number of bits per number. A quantized format also has a scale
-(and perhaps a minimum) for each group of numbers. `axis` says which numbers form a group:
+A plain format has a fixed number of bits per number. A quantized format also has a
+scale (and perhaps a minimum) for each group of numbers. `axis` says which numbers form
+a group:
 
     token      numbers along the channels of one token
     channel    `group` tokens of one channel
     tensor     all heads of `group` tokens
 
-The formats with axis channel or tensor pack whole blocks of tokens. The newest tokens, up
-to `tail`, stay in 16 bits. If one more token does not fit, the oldest block of them is
-packed. The ending "_prerope" means that keys are quantized without their rotation.
+The formats with axis channel or tensor pack whole blocks of tokens. The newest tokens,
+up to `tail`, stay in 16 bits. If one more token does not fit, the oldest block of them
+is packed. The ending "_prerope" means that keys are quantized without their rotation.
 
     bytes = tokens * D * bits / 8 + groups * (scale_bits + zero_bits) / 8
 
-When it loses: for short contexts, which lie completely in the tail, and for small groups,
-whose scales need as many bytes as the codes save.
+When it loses: for short contexts, which lie completely in the tail, and for small
+groups, whose scales need as many bytes as the codes save.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ PREROPE = "_prerope"
 class Part:
     """How keys, or values, are stored.
 
-    `axis`: which numbers share a scale (None: there are no scales). `group`: the size of
-    a group (None: all channels of a token and head). `zero_bits`: the bits of a float
-    minimum (0: symmetric). `code`: "int", "fp8" (e4m3) or "nvfp4" (e2m1 codes, e4m3
-    scales, and one float32 scale per 32 tokens of a sequence).
+    `axis`: which numbers share a scale (None: there are no scales). `group`: the size
+    of a group (None: all channels of a token and head). `zero_bits`: the bits of a
+    float minimum (0: symmetric). `code`: "int", "fp8" (e4m3) or "nvfp4" (e2m1 codes,
+    e4m3 scales, and one float32 scale per 32 tokens of a sequence).
     """
 
     bits: int
@@ -126,7 +127,8 @@ class KVFormat:
     def packed_tokens(self, tokens: int) -> int:
         """Return how many of `tokens` tokens are quantized.
 
-        This is the smallest number of whole blocks that leaves no more than `tail` tokens.
+        This is the smallest number of whole blocks that leaves no more than `tail`
+        tokens.
         """
         return -(-max(0, tokens - self.tail) // self.block) * self.block
 

@@ -1,9 +1,9 @@
 """Describe a model as a list of shapes: each weight matrix, and what each layer caches.
 
-All predictions of the plan (bytes, operations, seconds) are sums over this list. A matrix
-[rows, columns] maps `columns` inputs to `rows` outputs. It has rows * columns weights and
-does two operations per weight and token. A mixture of experts has `count` copies of a
-matrix, and each token uses `active` of them.
+All predictions of the plan (bytes, operations, seconds) are sums over this list. A
+matrix [rows, columns] maps `columns` inputs to `rows` outputs. It has rows * columns
+weights and does two operations per weight and token. A mixture of experts has `count`
+copies of a matrix, and each token uses `active` of them.
 """
 
 from __future__ import annotations

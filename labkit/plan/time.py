@@ -1,18 +1,18 @@
 """Predict operations, bytes and time of a step from shapes, and find break-even points.
 
-A step passes `tokens` new tokens of each of `batch` rows through the model. The cache has
-`past` tokens per row. With N = B * tokens:
+A step passes `tokens` new tokens of each of `batch` rows through the model. The cache
+has `past` tokens per row. With N = B * tokens:
 
     operations = 2 * N * weights used + 2 * B * V * E (head, last token only)
                + 4 * H * D * pairs (query, visible key)
     bytes      = weights once + cache read once per row + cache written
     seconds   >= max(bytes / bandwidth, operations / FLOP/s)     roofline, Williams et al. 2009
 
-Decode (tokens = 1) does 2 operations per weight that it reads, so bytes limit it. Prefill
-uses each weight N times, so operations limit it. At some batch size both take equally
-long. `labkit.lab.plan.operator_times` predicts the seconds themselves, from measured
-operators. When it loses: for tiny models, starting an operator takes longer than reading
-its bytes.
+Decode (tokens = 1) does 2 operations per weight that it reads, so bytes limit it.
+Prefill uses each weight N times, so operations limit it. At some batch size both take
+equally long. `labkit.lab.plan.operator_times` predicts the seconds themselves, from
+measured operators. When it loses: for tiny models, starting an operator takes longer
+than reading its bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def pair_operations(model: ModelShape, layer: LayerKV) -> int:
 
 def kv_bytes_read(layer: LayerKV, length: int, kv_format: str) -> float:
     """Return the bytes that a layer reads for one row, also from the cache of another layer."""
-    return float(layer.bytes(layer.tokens_held(length), get_kv_format(kv_format)))
+    return float(layer.bytes(layer.stored_tokens(length), get_kv_format(kv_format)))
 
 
 def weight_bytes_read(model: ModelShape, rows: int, recipe: str) -> float:
@@ -107,7 +107,7 @@ def weight_bytes_read(model: ModelShape, rows: int, recipe: str) -> float:
     for matrix in model.matrices:
         size = matrix_bytes(matrix, formats, model.tied)
         if matrix.part != "embedding":
-            total += size * share_reached(matrix, rows)
+            total += size * share_in_use(matrix, rows)
             continue
         total += min(rows, matrix.rows) * size / matrix.rows
         if model.tied and matrix.name == "embedding":  # it is the head as well
@@ -115,7 +115,7 @@ def weight_bytes_read(model: ModelShape, rows: int, recipe: str) -> float:
     return total
 
 
-def share_reached(matrix: Matrix, rows: int) -> float:
+def share_in_use(matrix: Matrix, rows: int) -> float:
     """Return the expected share of experts in use: 1 - (1 - active/count)^rows."""
     if matrix.active is None or matrix.active >= matrix.count:
         return 1.0
@@ -201,7 +201,8 @@ def expected_accepted_length(alpha: float, length: int) -> float:
 def speculative_speedup(alpha: float, length: int, costs: SpeculationCosts) -> float:
     """Return plain time / speculative time for the same tokens; below 1 it is slower.
 
-    Source: Leviathan et al. (arXiv 2211.17192), here with the real cost of a verify pass.
+    Source: Leviathan et al. (arXiv 2211.17192), here with the real cost of a verify
+    pass.
     """
     return expected_accepted_length(alpha, length) / costs.pass_cost(length)
 

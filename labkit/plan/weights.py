@@ -2,9 +2,9 @@
 
     bytes = sum over matrices of the format's bytes for [rows, columns], with scales and zero points
 
-Norms and biases keep full precision (they are about 0.1 % of the weights). A head that is
-tied to the embedding is stored once. When it loses: a small model with a large vocabulary,
-whose embedding decides the size, not the format of the blocks.
+Norms and biases keep full precision (they are about 0.1 % of the weights). A head that
+is tied to the embedding is stored once. When it loses: a small model with a large
+vocabulary, whose embedding decides the size, not the format of the blocks.
 """
 
 from __future__ import annotations

@@ -4,17 +4,18 @@
 
 This kernel serves the formats for which PyTorch has no operator. It reads the stored
 bytes: code k of a row starts at bit k * bits, so it is in byte (k * bits) // 8 and
-sometimes also in the next one. The kernel loads both bytes, shifts and masks. One program
-computes BLOCK_N rows of W for up to 16 rows of x, in steps along k, so it fetches each
-packed byte from memory once. The result has no rounding beyond that of the format.
+sometimes also in the next one. The kernel loads both bytes, shifts and masks. One
+program computes BLOCK_N rows of W for up to 16 rows of x, in steps along k, so it
+fetches each packed byte from memory once. The result has no rounding beyond that of the
+format.
 
-The bits of an FP8 code (e4m3) are moved into the fields of a float16. Its exponent has a
-bias of 15 instead of 7, so the value is too small by a factor of 256, also for
+The bits of an FP8 code (e4m3) are moved into the fields of a float16. Its exponent has
+a bias of 15 instead of 7, so the value is too small by a factor of 256, also for
 subnormals. The GPU does not need FP8 instructions.
 
 When it loses: above 16 rows, unpacking the weights first is faster (`PackedWeight` does
-so). For INT4 groups, PyTorch's operator should be faster, because its layout fits tensor
-cores. Neither has been measured.
+so). For INT4 groups, PyTorch's operator should be faster, because its layout fits
+tensor cores. Neither has been measured.
 """
 
 from __future__ import annotations

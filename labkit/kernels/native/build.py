@@ -9,17 +9,18 @@
     CXX=clang++            another compiler
 
 The name of a build contains a hash of sources, compiler and flags. A build is written
-under a temporary name and renamed, so two processes that build at the same time both get
-a complete file. The number of threads is an argument of each call, not of the build.
+under a temporary name and renamed, so two processes that build at the same time both
+get a complete file. The number of threads is an argument of each call, not of the
+build.
 
 All kernels share one pool of threads. PyTorch's wheel has its own OpenMP library. Its
-idle threads spin for a while before they sleep, and a second pool could occupy the cores
-that they need. The build is therefore linked with the library that torch has loaded
-(`openmp_library`). A step is slow if more threads are busy than there are cores, because
-every loop waits for its last thread. NumPy's BLAS has such threads: they spin for about
-30 ms after a product, and on two cores a step right after one took twice as long.
-(Products of PyTorch and steps of transformers and llama.cpp had no such effect.) labkit
-therefore does not multiply with NumPy between steps.
+idle threads spin for a while before they sleep, and a second pool could occupy the
+cores that they need. The build is therefore linked with the library that torch has
+loaded (`openmp_library`). A step is slow if more threads are busy than there are cores,
+because every loop waits for its last thread. NumPy's BLAS has such threads: they spin
+for about 30 ms after a product, and on two cores a step right after one took twice as
+long. (Products of PyTorch and steps of transformers and llama.cpp had no such effect.)
+labkit therefore does not multiply with NumPy between steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Store weights in the order in which the native kernels read them.
 
 A matrix [N, K] becomes blocks of 16 rows. A block stores, for each group of columns, 16
-float16 scales and 16 float16 offsets (minima, or minus the zero point). The codes of the
-group follow: per 32 columns, lines of 64 bytes, each with 4 bytes for each of the 16 rows.
+float16 scales and 16 float16 offsets (minima, or minus the zero point). The codes of
+the group follow: per 32 columns, lines of 64 bytes, each with 4 bytes for each of the
+16 rows.
 
     INT4       4 lines; line i has columns 4i .. 4i + 3 in the low nibbles, and
                16 + 4i .. 19 + 4i in the high ones
@@ -12,9 +13,10 @@ group follow: per 32 columns, lines of 64 bytes, each with 4 bytes for each of t
     bytes = blocks * 16 rows * (K padded) * bits / 8 + 64 per group and block
     (int4_g32_min: 5 bits per weight, as in the format itself)
 
-Symmetric codes are stored plus half their range (8 or 128), because `dot4` needs unsigned
-weights. Rows are padded with zeros to a multiple of 16, and columns to a multiple of 32
-(or of the group). Packing is exact: `unpacked` returns the numbers of the format.
+Symmetric codes are stored plus half their range (8 or 128), because `dot4` needs
+unsigned weights. Rows are padded with zeros to a multiple of 16, and columns to a
+multiple of 32 (or of the group). Packing is exact: `unpacked` returns the numbers of
+the format.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     table_attention(queries [B, H, T, D], keys, values, Rows(starts, counts, tables))
 
-Token s of row b is in slot s % size of block tables[b][s // size]. A contiguous cache has
-one block per row. `keys` and `values` are {"numbers": [blocks, K, size, D]} in float32 or
-bfloat16, or INT8 {"codes", "scale", "minimum"} with a bfloat16 scale and minimum per
-token. The kernel reads the codes directly and applies a scale once per score. PyTorch's
-operators would write a float per code to memory and read it again. When it loses: with
-many tokens per row (a prefill), because one conversion then serves all of them.
+Token s of row b is in slot s % size of block tables[b][s // size]. A contiguous cache
+has one block per row. `keys` and `values` are {"numbers": [blocks, K, size, D]} in
+float32 or bfloat16, or INT8 {"codes", "scale", "minimum"} with a bfloat16 scale and
+minimum per token. The kernel reads the codes directly and applies a scale once per
+score. PyTorch's operators would write a float per code to memory and read it again.
+When it loses: with many tokens per row (a prefill), because one conversion then serves
+all of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure which of PyTorch's attention kernels is the fastest for one shape.
 
-`scaled_dot_product_attention` has several kernels (flash, memory-efficient, cuDNN, plain
-mathematics) and chooses one by fixed rules. The rules are not made for decoding, which
-has one query, many keys and a mask. This module times each kernel that accepts the
-arguments.
+`scaled_dot_product_attention` has several kernels (flash, memory-efficient, cuDNN,
+plain mathematics) and chooses one by fixed rules. The rules are not made for decoding,
+which has one query, many keys and a mask. This module times each kernel that accepts
+the arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def attention_times(
 ) -> dict[str, float]:
     """Return {kernel: median seconds of `call`}, fastest first.
 
-    `call` computes attention once. Kernels that do not accept its arguments are left out.
+    `call` computes attention once. Kernels that do not accept its arguments are left
+    out.
     """
     calls = {}
     for name, backend in backends().items():

@@ -1,17 +1,18 @@
 """Decode in steps of fixed shape, which a GPU runs as one recorded graph.
 
 At batch 1, a GPU reads the weights of a small model in less time than Python needs to
-launch its 600 kernels. A CUDA graph launches them with one call. The graph has the whole
-step: embedding, layers, head, argmax, and writing the token and its position for the next
-step. The CPU does not compute or wait between tokens.
+launch its 600 kernels. A CUDA graph launches them with one call. The graph has the
+whole step: embedding, layers, head, argmax, and writing the token and its position for
+the next step. The CPU does not compute or wait between tokens.
 
     fast = StaticDecoder(model, batch=1, capacity=2048)
     fast.generate([prompt], max_new_tokens=64)
 
-Each step reads a `span` of slots: the smallest power of two that is not below the length
-of the longest row, so at most twice this length. Each span has its own graph. On a CPU the
-same steps run without a graph; this is slower than the plain decoder and is for tests.
-When it loses: short answers, because recording takes the time of a few steps per span.
+Each step reads a `span` of slots: the smallest power of two that is not below the
+length of the longest row, so at most twice this length. Each span has its own graph. On
+a CPU the same steps run without a graph; this is slower than the plain decoder and is
+for tests. When it loses: short answers, because recording takes the time of a few steps
+per span.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Decoding reads every weight once per token, so the speed of *reading* memory lim
 
     tok/s <= bytes per second / bytes read per token    (roofline, Williams et al. 2009)
 
-A copy or a fill also writes and is slower. Compared with it, a decoder would look better
-than it is. The buffer is many times larger than the last-level cache, so the reads come
-from memory, and it is on huge pages if the system has them. Several ways to read it are
-timed, and the fastest counts, because it differs between machines. FLOP/s come from a
-square product that is large enough to be limited by arithmetic.
+A copy or a fill also writes and is slower. Compared with it, a decoder would look
+better than it is. The buffer is many times larger than the last-level cache, so the
+reads come from memory, and it is on huge pages if the system has them. Several ways to
+read it are timed, and the fastest counts, because it differs between machines. FLOP/s
+come from a square product that is large enough to be limited by arithmetic.
 """
 
 from __future__ import annotations

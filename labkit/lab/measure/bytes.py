@@ -1,11 +1,12 @@
 """Count the bytes of tensors and of the process.
 
 `tensor_bytes` adds up *storages*, each once: a view adds nothing, a tied weight counts
-once, and a slice of a large buffer counts as the whole buffer. `peak_memory` reports the
-largest resident size of the process inside a block. Linux can reset its record of the
-peak (write 5 to /proc/self/clear_refs). On other systems a thread reads the size every
-2 ms and can miss a shorter peak. `Peak.method` says which method was used. Limitation:
-resident memory includes mapped files and memory that the allocator keeps for later.
+once, and a slice of a large buffer counts as the whole buffer. `peak_memory` reports
+the largest resident size of the process inside a block. Linux can reset its record of
+the peak (write 5 to /proc/self/clear_refs). On other systems a thread reads the size
+every 2 ms and can miss a shorter peak. `Peak.method` says which method was used.
+Limitation: resident memory includes mapped files and memory that the allocator keeps
+for later.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Measure time: synchronized, warmed up, interleaved, with intervals.
 
 The time of a call runs from one synchronization to the next, because a call on a GPU
-returns before its work is done. Warm-up calls come first and do not count. Functions that
-are compared run interleaved in one loop, and each round starts with another function. If
-the machine becomes slower, it does so for all of them, and their ratio is computed round
-by round. Intervals are order statistics, which do not assume a distribution; see
-`median_interval`. Limitation: fewer than 6 repeats cannot reach 95 %. The interval is
-then the whole range, and its confidence is lower.
+returns before its work is done. Warm-up calls come first and do not count. Functions
+that are compared run interleaved in one loop, and each round starts with another
+function. If the machine becomes slower, it does so for all of them, and their ratio is
+computed round by round. Intervals are order statistics, which do not assume a
+distribution; see `median_interval`. Limitation: fewer than 6 repeats cannot reach 95 %.
+The interval is then the whole range, and its confidence is lower.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def median_interval(
     """Return an interval for the median from order statistics: (low, high, coverage).
 
     Of n sorted values, x[k] .. x[n-1-k] contains the median with probability 1 - 2 *
-    P(Binomial(n, 1/2) <= k) (David & Nagaraja, Order Statistics, 7.1). The result is the
-    narrowest interval that reaches `confidence`, or else the whole range.
+    P(Binomial(n, 1/2) <= k) (David & Nagaraja, Order Statistics, 7.1). The result is
+    the narrowest interval that reaches `confidence`, or else the whole range.
     """
     ordered = sorted(values)
     n = len(ordered)

@@ -1,10 +1,10 @@
 """Write results as records: one JSON object per line; a killed run loses at most one.
 
-Each record is written completely, flushed and fsynced. A run that is started again opens
-the same file, removes an incomplete last line, and calls `done(...)` to see which items
-the file has. Each record contains what is needed to repeat it: model and revision, dtype,
-device, threads, seed, machine, versions, date. Limitation: an fsync takes milliseconds,
-so write one record per item, not one per token.
+Each record is written completely, flushed and fsynced. A run that is started again
+opens the same file, removes an incomplete last line, and calls `done(...)` to see which
+items the file has. Each record contains what is needed to repeat it: model and
+revision, dtype, device, threads, seed, machine, versions, date. Limitation: an fsync
+takes milliseconds, so write one record per item, not one per token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Look up the shapes and parameter counts of well-known models.
 
-The table is `data/known_models.json`. Its fields are those of each model's config.json on
-the hub. `parameters` is the number of weights in the safetensors files of the text part,
-each counted once. A test computes it from the other fields. The entry of DeepSeek-V3 does
-not count its module that predicts further tokens.
+The table is `data/known_models.json`. Its fields are those of each model's config.json
+on the hub. `parameters` is the number of weights in the safetensors files of the text
+part, each counted once. A test computes it from the other fields. The entry of
+DeepSeek-V3 does not count its module that predicts further tokens.
 """
 
 from __future__ import annotations

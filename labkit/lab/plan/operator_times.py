@@ -3,12 +3,12 @@
     step = L * (products(rows) + glue(rows)) + sum over layers of attention(rows, keys)
          + head(batch) + rest
 
-Each term is a curve that is measured alone: products with random matrices of the model's
-shapes, attention over a random cache, and the small operators between them. TTFT is the
-time of the step with the whole prompt. TPOT is the mean time of the decode steps. The
-prediction does not run the model, so a run can show that it is wrong. Limitation: the
-machine must have the same speed in the microbenchmark and in the run. Mixtures of experts
-are not supported.
+Each term is a curve that is measured alone: products with random matrices of the
+model's shapes, attention over a random cache, and the small operators between them.
+TTFT is the time of the step with the whole prompt. TPOT is the mean time of the decode
+steps. The prediction does not run the model, so a run can show that it is wrong.
+Limitation: the machine must have the same speed in the microbenchmark and in the run.
+Mixtures of experts are not supported.
 """
 
 from __future__ import annotations

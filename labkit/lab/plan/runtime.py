@@ -1,17 +1,17 @@
 """Predict the memory of a run in addition to weights and cache.
 
-This memory consists of activations, logits and the workspace of products. The layers run
-one after the other, so only the intermediate results of one layer exist at a time. Two
-places need most memory. In numbers per token:
+This memory consists of activations, logits and the workspace of products. The layers
+run one after the other, so only the intermediate results of one layer exist at a time.
+Two places need most memory. In numbers per token:
 
     attention      3 E + 4 (H + K) D   residual, norm, q|k|v, rotated q|k|v, output
     feed-forward   3 E + 4 I           gate|up, silu(gate), the product
 
 Logits: one row of V numbers per sequence in the model's dtype, and a float32 copy for
-sampling. Workspace: in 16-bit formats, CPU libraries keep a reordered copy of a product's
-operands, and PyTorch's threads keep buffers. The prediction counts the largest matrix of
-a block for both together, and nothing for float32. Limitation: attention that stores all
-scores needs H * T * S numbers more.
+sampling. Workspace: in 16-bit formats, CPU libraries keep a reordered copy of a
+product's operands, and PyTorch's threads keep buffers. The prediction counts the
+largest matrix of a block for both together, and nothing for float32. Limitation:
+attention that stores all scores needs H * T * S numbers more.
 """
 
 from __future__ import annotations

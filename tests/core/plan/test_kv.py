@@ -59,7 +59,7 @@ def test_bytes_of_mixed_layers_equal_a_count_over_positions(tokens):
 
 def test_a_window_stores_exactly_its_size():
     layer = LayerKV(1, 1, window=8)
-    assert [layer.tokens_held(n) for n in (7, 8, 9, 100)] == [7, 8, 8, 8]
+    assert [layer.stored_tokens(n) for n in (7, 8, 9, 100)] == [7, 8, 8, 8]
 
 
 def test_pages_equal_a_count_over_positions():
@@ -74,7 +74,7 @@ def test_pages_equal_a_count_over_positions():
             for p in range(tokens)
             if layer.window is None or p >= tokens - layer.window or p < layer.sinks
         ]
-        assert layer.tokens_paged(tokens, page) == len({p // page for p in kept}) * page, (
+        assert layer.paged_tokens(tokens, page) == len({p // page for p in kept}) * page, (
             layer,
             tokens,
             page,
