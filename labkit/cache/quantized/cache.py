@@ -66,22 +66,19 @@ class QuantizedCache(KVCache):
             )
         self.frequencies = frequencies if before_rope else None
         self.parts = (self.format.keys, self.format.values)
-        block, tail = self.format.block, self.format.tail
-        self.bulks = [Bulk(block) for _ in range(self.batch)]
+        self.bulks = [Bulk(self.format.block) for _ in range(self.batch)]
         self.packed: dict[int, tuple[dict[str, Tensor], ...]] = {}  # layer -> keys, values
         self.tails: dict[int, tuple[Tensor, ...]] = {}  # layer -> keys, values
         self.missing: set[int] = set()  # layers that have not appended their tokens in this pass
         self._moves: list[Move] = []
         self._buffer = Buffer()
-        slots = -(-self.first_slots // block) * block
-        if self.capacity is not None:
-            tail = min(tail, self.capacity)
-            slots = min(slots, self.format.packed_tokens(self.capacity))
+        tail = min(self.format.tail, self.capacity or self.format.tail)
         for i in self.shape.own:
             layer = self.shape.layers[i]
             size = (self.batch, layer.num_kv_heads, tail, layer.head_dim)
             self.tails[i] = tuple(grown(None, size, self.dtype, self.device) for _ in "kv")
-        self._allocate(slots)
+        self.slots = 0
+        self._allocate(0)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self.check_own(layer)
@@ -209,16 +206,17 @@ class QuantizedCache(KVCache):
         self._moves = [plan(bulk, start, count, self.format.tail) for bulk, start, count in rows]
         needed = max(move.slot + move.pack for move in self._moves)
         if needed > self.slots:
-            slots = doubled(max(self.slots, self.format.block), needed)
-            if self.capacity is not None:  # short blocks may need more slots than that
-                slots = min(slots, max(needed, self.format.packed_tokens(self.capacity)))
-            self._allocate(slots)
+            self._allocate(needed)
         for bulk, move in zip(self.bulks, self._moves):
             bulk.slots += move.pack
         self.missing = set(self.shape.own) if self.format.tail else set()
 
-    def _allocate(self, slots: int) -> None:
-        """Make room for `slots` tokens; growing copies one layer at a time."""
+    def _allocate(self, needed: int) -> None:
+        """Make room for `needed` packed tokens; growing copies one layer at a time."""
+        first = -(-self.first_slots // self.format.block) * self.format.block
+        slots = doubled(max(self.slots, first), needed)
+        if self.capacity is not None:  # after a rewind, short blocks may need more slots
+            slots = min(slots, max(needed, self.format.packed_tokens(self.capacity)))
         for i in self.shape.own:
             layer, old = self.shape.layers[i], self.packed.get(i, ({}, {}))
             stores = [layout(part, layer.num_kv_heads, layer.head_dim) for part in self.parts]
