@@ -70,8 +70,9 @@ def pack_weight(quantized: QuantizedTensor, kernels: str = "auto") -> PackedWeig
 def warn_no_kernel(name: str, device: str) -> None:
     """Warn that a format is slow; once per format and device."""
     warnings.warn(
-        f"{name} has no packed kernel on {device}. Each call unpacks the weights, which is slower "
-        "than float32. For speed choose int8_channel, or int4 in groups of 32, 64, 128 or 256.",
+        f"{name} has no packed kernel on {device} for this shape. Each call unpacks the weights, "
+        "which is slower than float32. int8_channel has one for rows of a multiple of 16 weights, "
+        "and int4 in groups of 32, 64, 128 or 256 for a multiple of 64 rows.",
         stacklevel=4,
     )
 
