@@ -73,7 +73,7 @@ def stored(layer: LayerKV) -> tuple[int, int, int]:
 
 
 def doubled(slots: int, needed: int) -> int:
-    """Double `slots` until `needed` fit; each append then copies O(1) tokens."""
+    """Double `slots` until `needed` fit. On average, an append then copies O(1) tokens."""
     while slots < needed:
         slots *= 2
     return slots
@@ -108,7 +108,7 @@ class InMemory:
 
 
 class KVCache(ABC):
-    """Keys and values of `batch` rows, each of at most `capacity` tokens.
+    """Keys and values of `batch` rows with up to `capacity` tokens each.
 
     A capacity of None means no limit. Raises BadRequest for arguments, or layers in
     `shape`, that this kind of cache does not support.
@@ -177,8 +177,8 @@ class KVCache(ABC):
     def rewind(self, lengths: int | Sequence[int]) -> None:
         """Keep the first `lengths` tokens of each row: one number, or one per row.
 
-        0 empties a row. Raises BadRequest if a row is shorter, or if the cache has
-        dropped tokens that it would need. Nothing has changed then.
+        0 empties a row. Raises BadRequest, and changes nothing, if a row has fewer
+        tokens or if the cache has dropped tokens that it needs.
         """
         each = lengths if is_sequence(lengths) else [lengths] * self.batch
         lengths = whole_numbers(each, "The lengths to rewind to", self.batch)
@@ -198,7 +198,7 @@ class KVCache(ABC):
         """
         return (None,) * self.batch
 
-    def allow_rewind(self, tokens: int) -> None:  # noqa: B027  (a default, not a gap)
+    def allow_rewind(self, tokens: int) -> None:  # noqa: B027  (optional to override)
         """Prepare an empty cache for rewinds by up to `tokens` tokens.
 
         Windowed caches keep that many more tokens. Other caches do nothing: most keep
@@ -287,7 +287,7 @@ class KVCache(ABC):
     def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the result of `cached_keys` for a layer with keys of its own."""
 
-    def _rewind(self, lengths: tuple[int, ...]) -> None:  # noqa: B027  (a default, not a gap)
+    def _rewind(self, lengths: tuple[int, ...]) -> None:  # noqa: B027  (optional to override)
         """Drop the tokens after `lengths`, or raise BadRequest and change nothing."""
 
     def _layout(self) -> InMemory | None:

@@ -85,7 +85,7 @@ class EvictingCache(KVCache):
         return out
 
     def _evict(self, layer: int, score: Tensor) -> None:
-        """Drop the tokens of lowest score [B, S] that exceed each row's budget."""
+        """Drop the tokens of lowest score [B, S] until each row fits the budget."""
         positions = self.positions[layer]  # [B, S]
         lengths = self.step.per_row(self.lengths)  # [B, 1]
         sinks = min(self.sinks, self.budget)
@@ -125,7 +125,7 @@ class EvictingCache(KVCache):
         return sum(n * (w * self.dtype.itemsize + 12) for n, w in zip(counts, widths))
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Return the number of tokens up to the budget, at least 1."""
+        """Return how many more tokens fit into the budget, but at least 1."""
         return tuple(max(1, self.budget - length) for length in self.lengths)
 
     def _cached_keys(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ class WindowedCache(KVCache):
         return self._pass[key]
 
     def _ring(self, layer: int) -> tuple[int, int]:
-        """Return the sinks of a layer, and how many tokens it keeps after them."""
+        """Return the number of sinks of a layer, and of tokens that it keeps after them."""
         spec = self.shape.layers[layer]
         return spec.sinks, NOWHERE if spec.window is None else spec.window + self.slack
 
@@ -147,7 +147,7 @@ class WindowedCache(KVCache):
         return sum(2 * size * min(n, most) for size, most in sizes for n in self.lengths)
 
     def most_at_once(self) -> tuple[int | None, ...]:
-        """Return the tokens that fill the narrowest window, but at least slack + 2."""
+        """Return how many tokens fill the narrowest window, but at least slack + 2."""
         full = [layer.window + layer.sinks for layer in self.shape.layers if layer.window]
         if not full:
             return (None,) * self.batch

@@ -1,6 +1,6 @@
 """Store entries in memory and on disk, each within a budget.
 
-The least recently used entries go first.
+The least recently used entries are removed first.
 
     memory full   the entry goes to disk (written once), or is dropped without a disk
     pool full     entries make room for running requests, but only if that is enough

@@ -58,9 +58,10 @@ class PrefixStore:
     """The server's side of a prefix cache: it stores entries and forgets them.
 
     Entries use up to `budget_bytes` of the memory of `pool`. `ttl_s` is the maximum age
-    of an entry in seconds, used or not (None: no limit). `clock` is the wall clock,
-    because entries on disk outlive the process. `disk` is a second tier (None: entries
-    stay in memory only). Not thread-safe: use one lock for store and pool.
+    of an entry in seconds (None: no limit); using an entry does not renew it. `clock`
+    is the wall clock, because entries on disk outlive the process. `disk` is a second
+    tier (None: entries stay in memory only). Not thread-safe: use one lock for store
+    and pool.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class PrefixView:
             if not new or same[0].pages is not None:
                 if new:
                     same[0].documents |= new
-                    shelf.delete_file(same[0])  # its header no longer lists every document
+                    shelf.delete_file(same[0])  # its header lacks the new documents
                 shelf.touch(same[0])
                 return length
             shelf.drop(same[:1])

@@ -32,7 +32,9 @@ def cos_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
     Positions may be negative.
     """
-    angles = positions[..., None].double() * frequencies.double()  # float32: off by 0.01 at 100,000
+    angles = (
+        positions[..., None].double() * frequencies.double()
+    )  # float32 would err by 0.01 at 1e5
     return angles.cos().float(), angles.sin().float()
 
 

@@ -70,7 +70,7 @@ def resized(
 
 
 def folds(part: Part) -> bool:
-    """Return True if each token has one scale, which its score can absorb."""
+    """Return True if each token has one scale, which can be applied to its score."""
     return part.axis == "token" and part.group is None
 
 
