@@ -61,9 +61,7 @@ class QuantizedCache(KVCache):
             raise BadRequest(f"KV format {name} has no scales; use a contiguous cache instead.")
         given = getattr(frequencies, "shape", None)
         if before_rope and any(given != (spec.head_dim / 2,) for spec in self.shape.layers):
-            raise BadRequest(
-                f"The shape of the frequencies is {given}; {name} needs [head_dim / 2]."
-            )
+            raise BadRequest(f"The frequencies have shape {given}; {name} needs [head_dim / 2].")
         self.frequencies = frequencies if before_rope else None
         self.parts = (self.format.keys, self.format.values)
         self.bulks = [Bulk(self.format.block) for _ in range(self.batch)]
