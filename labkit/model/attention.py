@@ -1,12 +1,15 @@
-"""Attention: which earlier tokens matter for this one, and what they say.
+"""Attention with grouped heads, with and without a cache.
 
-`softmax(Q K^T / sqrt(D)) V` per head (Vaswani et al. 2017). H query heads share K key/value
-heads: query head h reads KV head h // (H/K) (GQA, Ainslie et al. 2023; K = H is MHA, K = 1
-is MQA). Keys are rotated before they are cached. The cache decides by positions which tokens
-a query may see. Without a cache the whole text is passed each time and the mask is plainly
-causal (a band if the layer has a window).
-Cost: 2·E·(H+2K)·D + 2·E·H·D operations per token for the projections, and 4·H·D per token
-and token seen.
+Each head computes `softmax(Q K^T / sqrt(D)) V` (Vaswani et al. 2017). H query heads share K
+key/value heads: query head h reads KV head h // (H/K). This is GQA (Ainslie et al. 2023).
+With K = H it is MHA, with K = 1 it is MQA.
+
+Keys are rotated before they are cached. The cache uses positions to decide which tokens a
+query attends to. Without a cache, each call gets the whole text, and the mask is causal (a
+band if the layer has a window).
+
+Cost: the projections need 2·E·(H+2K)·D + 2·E·H·D operations per token. Attention needs
+4·H·D operations per query and token that it attends to.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from labkit.model.rope import rotate
 
 
 class Attention(nn.Module):
-    """One layer's attention: `forward(x [B, T, E], cos, sin, cache) -> [B, T, E]`.
+    """The attention of one layer: `forward(x [B, T, E], cos, sin, cache) -> [B, T, E]`.
 
     `cos` and `sin` come from `Rotary`.
     """
@@ -32,8 +35,8 @@ class Attention(nn.Module):
         self.layer, self.window = layer, config.window(layer)
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
-        # One projection for q, k and v: fewer operators per step, and formats that work by
-        # rows are not affected. A layer that reads another's keys and values has rows for q.
+        # One projection for q, k and v needs fewer operators per step. A layer that reads the
+        # keys and values of another layer has only rows for q.
         self.shares = config.shared_with(layer) is not None
         rows = config.q_size + (0 if self.shares else 2 * config.kv_size)
         self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
@@ -50,7 +53,7 @@ class Attention(nn.Module):
         if self.shares:
             queries = rotate(heads if self.q_norm is None else self.q_norm(heads), cos, sin)
         elif self.q_norm is None or self.k_norm is None:
-            rotated = rotate(heads[:, : H + K], cos, sin)  # queries and keys at once
+            rotated = rotate(heads[:, : H + K], cos, sin)  # queries and keys in one call
             queries, keys = rotated[:, :H], rotated[:, H:]
         else:
             queries = rotate(self.q_norm(heads[:, :H]), cos, sin)
@@ -71,13 +74,12 @@ def causal_attention(
     window: int | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attend to every token up to this one, or to the last `window` of them; [B, H, T, D].
+    """Return causal attention [B, H, T, D] over all earlier tokens, or the last `window`.
 
-    Right padding needs no mask: a real token never looks to its right, and the results of
-    padding are never read.
+    Right padding needs no mask: a token attends only to its left, and nothing reads the
+    results of padding.
     """
     T, band = queries.shape[2], None
-    gqa = queries.shape[1] != keys.shape[1]
     if window is not None and window < T:
         positions = torch.arange(T, device=queries.device)
         distance = positions[:, None] - positions
@@ -89,5 +91,5 @@ def causal_attention(
         attn_mask=band,
         is_causal=band is None,
         scale=scale,
-        enable_gqa=gqa,
+        enable_gqa=queries.shape[1] != keys.shape[1],
     )

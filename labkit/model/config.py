@@ -1,9 +1,8 @@
-"""The configuration of a decoder: what it computes, and errors for what it does not.
+"""The configuration of a decoder.
 
-A checkpoint states its shape in a `config.json` (the hub's format) or in GGUF metadata.
-`labkit.plan.hub_config` reads the first; `labkit.model.files.gguf_config` turns the second
-into the first. What the decoder cannot compute raises an error here, by name, before a
-single weight is read.
+`labkit.plan.hub_config` reads a `config.json` in the hub's format, and this module turns it
+into a `ModelConfig`. `labkit.model.files.gguf_config` does the same for GGUF metadata. A
+setting that the decoder does not support raises an error before any weight is read.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.errors import BadRequest, Number, OrNone, Whole, check_fields
-from labkit.model.rope import RopeConfig
+from labkit.errors import BadRequest, Number, OneOf, OrNone, Whole, check_fields
+from labkit.model.rope import RopeConfig, check_supported
 from labkit.plan.hub_config import HubConfig
 from labkit.plan.kv import KVShape, LayerKV
 
-ARCHITECTURES = {  # model_type -> transformers' name of the model
+ARCHITECTURES = {  # model_type -> the model's name in transformers
     "llama": "Llama",
     "mistral": "Mistral",
     "qwen2": "Qwen2",
@@ -25,27 +24,31 @@ ARCHITECTURES = {  # model_type -> transformers' name of the model
     "gemma3_text": "Gemma3",
 }
 _STATED_BIASES = ("llama", "qwen3", "gemma3_text")  # architectures that read `attention_bias`
-_NOT_COMPUTED = (
+_NOT_SUPPORTED = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "use_bidirectional_attention",
     "num_kv_shared_layers",
     "kv_lora_rank",
 )
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-)
+_SIZES = {  # field -> its key in a config.json
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "intermediate_size",
+}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one decoder; `from_hf` reads them, `to_hf` writes them."""
+    """Sizes and switches of one decoder.
+
+    `from_hf` reads them from the contents of a config.json and `to_hf` writes them. Raises
+    BadRequest if two fields do not fit together.
+    """
 
     architecture: str
     vocab_size: int
@@ -63,61 +66,60 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    windows: tuple[int | None, ...] | None = None  # per layer; None: no layer has one
-    local_rope: RopeConfig | None = None  # of windowed layers, if it differs (Gemma)
+    windows: tuple[int | None, ...] | None = None  # one per layer; None: no layer has one
+    local_rope: RopeConfig | None = None  # RoPE of windowed layers, if it differs (Gemma)
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    # MLA: width of the stored vector (head_dim is then that of unrotated keys and values),
-    # and of the one rotated key.
+    # Latent attention: numbers per cached latent vector and per rotated key. `head_dim` then
+    # counts the numbers per head that are not rotated.
     latent_dim: int | None = None
     rope_dim: int = 0
-    # Per layer: the earlier layer whose keys and values it reads.
+    # One per layer: the earlier layer whose keys and values it reads, or None.
     kv_shared: tuple[int | None, ...] | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
 
     def __post_init__(self):
-        check_architecture(self.architecture)
-        sizes = dict.fromkeys(_SIZES, Whole(1))
-        check_fields(self, **sizes, max_positions=OrNone(Whole(1)), norm_eps=Number(0))
+        check_fields(self, architecture=OneOf(*ARCHITECTURES), norm_eps=Number(0))
+        check_fields(self, **dict.fromkeys(_SIZES, Whole(1)), max_positions=OrNone(Whole(1)))
+        heads, kv_heads, latent = self.num_heads, self.num_kv_heads, self.latent_dim is not None
         shared = self.kv_shared or (None,) * self.num_layers
         earlier = all(
             source is None or (source < i and shared[source] is None)
             for i, source in enumerate(shared)
         )
-        latent, rotated = self.latent_dim is not None, self.rope_dim > 0
-        rules = (
-            (
-                self.num_heads % self.num_kv_heads == 0,
-                f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads; "
-                "give a multiple",
+        rules = {
+            f"{heads} query heads cannot share {kv_heads} KV heads; give a multiple.": (
+                heads % kv_heads == 0
             ),
-            (
-                self.head_dim % 2 == self.rope_dim % 2 == 0,
-                f"head_dim is {self.head_dim} and rope_dim {self.rope_dim}, and RoPE rotates pairs "
-                "of channels; give even numbers",
+            f"head_dim is {self.head_dim} and rope_dim {self.rope_dim}; give even numbers.": (
+                self.head_dim % 2 == self.rope_dim % 2 == 0
             ),
-            (
-                self.windows is None or len(self.windows) == self.num_layers,
-                f"windows is {self.windows}; give one entry per layer, or None",
+            f"windows is {self.windows}; give one entry per layer, or None.": (
+                self.windows is None or len(self.windows) == self.num_layers
             ),
-            (
-                earlier and len(shared) == self.num_layers and not (any(shared) and latent),
-                f"kv_shared is {shared}; give one entry per layer: None, or an earlier layer with "
-                "keys of its own (never with latent attention)",
+            f"kv_shared is {shared}; per layer, give None or an earlier layer that has None.": (
+                earlier and len(shared) == self.num_layers
             ),
-            (latent == rotated, "latent_dim and rope_dim go together; give both or neither"),
-        )
-        for holds, sentence in rules:
+            "Layers with latent attention cannot share; give latent_dim or kv_shared.": (
+                not (latent and self.kv_shared)
+            ),
+            "latent_dim and rope_dim belong together; give both or neither.": (
+                latent == (self.rope_dim > 0)
+            ),
+        }
+        for error, holds in rules.items():
             if not holds:
-                raise BadRequest(f"{sentence}.")
+                raise BadRequest(error)
 
     @property
     def q_size(self) -> int:
+        """The numbers per token of the queries of all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """The numbers per token of the keys (or values) of all heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -125,14 +127,16 @@ class ModelConfig:
         return self.architecture == "gemma3_text"
 
     def window(self, layer: int) -> int | None:
+        """Return the number of tokens that a layer attends to (None: all)."""
         return self.windows[layer] if self.windows else None
 
     def shared_with(self, layer: int) -> int | None:
+        """Return the layer whose keys and values this layer reads (None: its own)."""
         return self.kv_shared[layer] if self.kv_shared else None
 
     @property
     def kv_shape(self) -> KVShape:
-        """What each layer caches."""
+        """The shape of the keys and values that each layer caches."""
         latent = self.latent_dim
         kv = (self.num_kv_heads, self.head_dim) if latent is None else (1, latent)
         return KVShape(
@@ -144,35 +148,29 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Return the configuration in the dict of a config.json, of older or newer spelling.
+        """Return the configuration in the contents of a config.json, with old or new keys.
 
-        Raises BadRequest for what the decoder does not compute.
+        Raises BadRequest for a setting that the decoder does not support.
         """
-        architecture = check_architecture(config.get("model_type"))
-        hub = HubConfig(config)
-        gemma = architecture == "gemma3_text"
-        activation = hub.get("hidden_activation" if gemma else "hidden_act")
-        computed = "gelu_pytorch_tanh" if gemma else "silu"
-        unsupported = {name: hub.get(name) for name in _NOT_COMPUTED if hub.get(name)}
-        if activation not in (None, computed):
-            unsupported = {"the activation": activation}
-        for name, value in unsupported.items():
-            raise BadRequest(
-                f"{name} is {value!r}, which labkit.model does not compute for {architecture}: "
-                "labkit.lab.hf runs the model through transformers."
-            )
+        architecture = config.get("model_type")
+        check_supported("model_type", architecture, *ARCHITECTURES)
+        hub, gemma = HubConfig(config), architecture == "gemma3_text"
+        key = "hidden_activation" if gemma else "hidden_act"
+        activation = "gelu_pytorch_tanh" if gemma else "silu"
+        check_supported(key, hub.get(key, activation), activation)
+        for name in _NOT_SUPPORTED:
+            check_supported(name, hub.get(name) or None, None)
         attention_bias = bool(hub.get("attention_bias")) and architecture in _STATED_BIASES
-        local_theta, longest = hub.rope["local_theta"], hub.get("max_position_embeddings")
-        eos = hub.get("eos_token_id", ())
+        eos, longest = hub.get("eos_token_id", ()), hub.get("max_position_embeddings")
         return cls(
-            architecture=architecture,
+            architecture=hub.architecture,
             vocab_size=hub.number("vocab_size"),
             hidden_size=hub.number("hidden_size"),
+            intermediate_size=hub.number("intermediate_size"),
             num_layers=hub.num_layers,
             num_heads=hub.number("num_attention_heads"),
             num_kv_heads=hub.num_kv_heads,
             head_dim=hub.head_dim,
-            intermediate_size=hub.number("intermediate_size"),
             norm_eps=hub.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_settings(hub.rope, longest),
             max_positions=longest,
@@ -182,7 +180,7 @@ class ModelConfig:
             mlp_bias=bool(hub.get("mlp_bias")) and architecture == "llama",
             qk_norm=hub.kind.qk_norm,
             windows=hub.windows if any(hub.windows) else None,
-            local_rope=RopeConfig(theta=float(local_theta)) if gemma else None,
+            local_rope=RopeConfig(theta=float(hub.rope["local_theta"])) if gemma else None,
             attention_scale=hub.number("query_pre_attn_scalar") ** -0.5 if gemma else None,
             bos_id=hub.get("bos_token_id"),
             eos_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
@@ -190,19 +188,13 @@ class ModelConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the `config.json` that transformers reads: the inverse of `from_hf`."""
+        """Return the contents of a config.json for transformers: the inverse of `from_hf`."""
         widths = [width for width in self.windows or () if width is not None]
         eos = list(self.eos_ids)
         config = {
             "architectures": [ARCHITECTURES[self.architecture] + "ForCausalLM"],
             "model_type": self.architecture,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate_size,
+            **{key: getattr(self, field) for field, key in _SIZES.items()},
             "hidden_act": "silu",
             "rms_norm_eps": self.norm_eps,
             "max_position_embeddings": self.max_positions,
@@ -220,13 +212,11 @@ class ModelConfig:
             config["use_sliding_window"] = bool(widths)
         if self.architecture != "llama" or widths:
             config["sliding_window"] = min(widths, default=None)
-        if self.architecture not in ("llama", "mistral") or (
-            self.architecture == "llama" and widths
-        ):
-            config["layer_types"] = [
-                "full_attention" if self.window(i) is None else "sliding_attention"
-                for i in range(self.num_layers)
-            ]
+            if self.architecture != "mistral":
+                config["layer_types"] = [
+                    "full_attention" if self.window(i) is None else "sliding_attention"
+                    for i in range(self.num_layers)
+                ]
         if self.local_rope is not None and self.attention_scale is not None:
             config |= {
                 "rope_parameters": {
@@ -239,14 +229,3 @@ class ModelConfig:
                 "sliding_window": min(widths, default=4096),
             }
         return config
-
-
-def check_architecture(name: str | None) -> str:
-    """Return the name of an architecture that the decoder computes; raises BadRequest for others."""
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise BadRequest(
-            f"the architecture {name!r} is not one that labkit.model computes "
-            f"({', '.join(ARCHITECTURES)}): labkit.lab.hf runs most other models through "
-            "transformers."
-        )
-    return name

@@ -1,16 +1,16 @@
-"""The decoder: token ids in, logits out; a stack of layers that each add to one vector per token.
+"""The decoder: a model that computes logits from token ids.
 
     x = embed(tokens)
     per layer:  x += attention(norm(x));  x += mlp(norm(x))
     logits = head(norm(x))
 
-It knows nothing about text, sampling or batching policy. A step with a cache passes only
-the new tokens; without one, the whole text. Batches of unequal prompts are right padded:
-`counts` says how many tokens of each row are real.
+With a cache, a call gets only the new tokens. Without one, it gets the whole text. Prompts
+of different lengths in a batch are padded on the right, and `counts` is the number of real
+tokens per row. Text and sampling are not part of the decoder.
 
-Cost of one decode step: every weight is read once, whatever the batch, and the KV cache
-once per row. The decoder is written in few operators (about 20 per layer): at batch 1 a
-small model spends as long in dispatch as in arithmetic.
+Cost of one decode step: every weight is read once for the whole batch, and the KV cache once
+per row. The decoder uses few operators, about 20 per layer, because at batch 1 a small model
+spends as much time in dispatch as in arithmetic.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from labkit.model.tokenizer import Tokenizer
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to what came in."""
+    """Attention and feed-forward, each after a norm and added to its input."""
 
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
         self.attn_norm = make_norm(config)
-        self.attention = make_attention(config, index)
+        attention = Attention if config.latent_dim is None else LatentAttention
+        self.attention = attention(config, index)
         self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config)
 
@@ -46,22 +47,17 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))  # [B, T, E]
 
 
-class SandwichLayer(nn.Module):
-    """Gemma 3's layer: attention and feed-forward stand between two norms each.
+class SandwichLayer(Layer):
+    """Gemma 3's layer, with a norm before and after attention and feed-forward.
 
     Gemma 3 also scales embeddings by sqrt(E) and queries by 1/sqrt(query_pre_attn_scalar).
-    Five layers of six see a window and rotate with a base of their own (10,000); the sixth
-    sees everything. Past the window only every sixth layer's cache still grows (Gemma 3
-    report, 2025).
+    Five of six layers have a window and their own RoPE base (10,000). Only the cache of each
+    sixth layer grows beyond the window (Gemma 3 report, 2025).
     """
 
     def __init__(self, config: ModelConfig, index: int):
-        super().__init__()
-        self.attn_norm = make_norm(config)
-        self.attention = make_attention(config, index)
+        super().__init__(config, index)
         self.attn_post_norm = make_norm(config)
-        self.mlp_norm = make_norm(config)
-        self.mlp = make_mlp(config)
         self.mlp_post_norm = make_norm(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -69,12 +65,7 @@ class SandwichLayer(nn.Module):
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # [B, T, E]
 
 
-def make_attention(config: ModelConfig, index: int) -> nn.Module:
-    """Return the attention of layer `index`."""
-    return (Attention if config.latent_dim is None else LatentAttention)(config, index)
-
-
-def make_layer(config: ModelConfig, index: int) -> nn.Module:
+def make_layer(config: ModelConfig, index: int) -> Layer:
     """Return layer `index` of this architecture."""
     return (SandwichLayer if config.is_gemma else Layer)(config, index)
 
@@ -82,10 +73,10 @@ def make_layer(config: ModelConfig, index: int) -> nn.Module:
 class Decoder(nn.Module):
     """A decoder-only language model.
 
-    `name`, `revision`, `tokenizer` and `source` come from where it was loaded.
+    The functions that load a model set `name`, `revision`, `tokenizer` and `source`.
     """
 
-    kernels = "torch"  # what multiplies: PyTorch's operators, or the "native" kernels
+    kernels = "torch"  # multiply with PyTorch's operators, or with "native" kernels
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -102,7 +93,7 @@ class Decoder(nn.Module):
         self.tokenizer: Tokenizer | None = None
         self.name: str | None = None
         self.revision: str | None = None
-        self.source: dict[str, str] = {}  # the metadata of the checkpoint's file
+        self.source: dict[str, str] = {}  # the metadata of the checkpoint's files
 
     @property
     def device(self) -> torch.device:
@@ -122,9 +113,11 @@ class Decoder(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [B, T, V] of tokens [B, T].
 
-        counts: how many tokens of each row are real; padding follows them.
+        counts: the number of real tokens per row (None: T). Padding follows them.
         last_only: return [B, 1, V], the logits of each row's last real token.
-        return_hidden: also return what the head was given, for every token, [B, T, E].
+        return_hidden: also return the head's input for every token [B, T, E].
+
+        Raises BadRequest if the tokens have another shape or do not fit the cache.
         """
         hidden = self.hidden_states(tokens, cache, counts)
         logits = self.head(last_real(hidden, counts) if last_only else hidden)
@@ -136,25 +129,23 @@ class Decoder(nn.Module):
         """Return the vectors after the final norm [B, T, E]."""
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise BadRequest(
-                f"token ids of shape {tuple(tokens.shape)} were given; "
-                "the decoder takes [batch, tokens] with at least one token."
+                f"The token ids have shape {tuple(tokens.shape)}; "
+                "give [batch, tokens] with at least one token."
             )
         B, T = tokens.shape
         if cache is None and self.config.kv_shared:
-            cache = self.new_cache(B, T)  # a layer that reads another's keys finds them there
+            cache = self.new_cache(B, T)  # layers read each other's keys through it
         if cache is None:
             positions = torch.arange(T, device=tokens.device).expand(B, T)
             lengths = checked_counts(T, counts, B)
         elif len(cache.lengths) != B:
-            raise BadRequest(
-                f"{B} rows of tokens came to a cache of {len(cache.lengths)} rows; "
-                "give each row of the cache its tokens."
-            )
+            rows = len(cache.lengths)
+            raise BadRequest(f"The cache has {rows} rows and the tokens {B}; give {rows} rows.")
         else:
             positions, lengths = cache.advance(T, counts), cache.lengths
         x = self.embed_tokens(tokens)  # [B, T, E]
         whole = local = self.rotary(positions, lengths, x.dtype)  # cos and sin
-        if self.config.is_gemma:  # the factor is rounded as the weights are
+        if self.config.is_gemma:  # the factor is rounded to the dtype of the weights
             x = x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype).item()
         if self.local_rotary is not None:
             local = self.local_rotary(positions, lengths, x.dtype)
@@ -165,18 +156,19 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def dequantized(self) -> Decoder:
-        """Return the plain decoder with these weights: itself, unless they are packed natively."""
+        """Return a plain decoder with these weights: itself, or a copy if they are packed."""
         return self
 
     def describe(self) -> None:
-        """Call this after layers were exchanged; a native decoder then renews its addresses."""
+        """Update a native decoder after a change of its layers; does nothing here."""
 
     def new_cache(
         self, batch: int = 1, capacity: int | None = None, kind: str = "contiguous"
     ) -> KVCache:
         """Return a KV cache of this model's shape, dtype and device.
 
-        `capacity`: tokens per row (None: the longest that the model reads).
+        `capacity` is the number of tokens per row (None: the model's maximum). Raises
+        BadRequest if the kind of cache is not known or stores nothing.
         """
         cache = make_cache(
             kind,
@@ -192,10 +184,9 @@ class Decoder(nn.Module):
 
 
 def last_real(hidden: Tensor, counts: Sequence[int] | None) -> Tensor:
-    """Return each row's last token that is not padding: [B, T, E] -> [B, 1, E]."""
+    """Return the vector of each row's last real token: [B, T, E] -> [B, 1, E]."""
     if counts is None or all(count == hidden.shape[1] for count in counts):
-        # A view would make PyTorch copy the head's whole weight once per row: a strided input
-        # is multiplied as a batch.
+        # Not a view: with a strided input, PyTorch would copy the head's weight once per row.
         return hidden[:, -1:].clone(memory_format=torch.contiguous_format)
     last = torch.tensor([max(count - 1, 0) for count in counts], device=hidden.device)
     return hidden[torch.arange(len(counts), device=hidden.device), last].unsqueeze(1)

@@ -1,15 +1,17 @@
-"""What precedes what in the decoder: where AWQ may fold a scale without changing the model.
+"""List the places where AWQ can fold a scale without changing the model.
 
-    attn_norm -> qkv        v rows of qkv -> o (a KV head serves H/K query heads)
-    mlp_norm  -> gate_up    up rows of gate_up -> down: silu(gate) * up is linear in up
+    attn_norm -> qkv
+    v rows of qkv -> o             each KV head serves H/K query heads
+    mlp_norm -> gate_up
+    up rows of gate_up -> down     silu(gate) * up is linear in up
 
-Norms after attention or MLP (Gemma) do not precede these linears; expert layers are left out.
+A scale is divided out of the first part and multiplied into the second. Gemma's norms after
+attention and MLP precede no linear.
 """
 
 from __future__ import annotations
 
-from torch import nn
-
+from labkit.model.norm_mlp import PlusOneNorm
 from labkit.quant.awq import Fold
 
 
@@ -18,9 +20,7 @@ def fold_map(model) -> list[Fold]:
     config, folds = model.config, []
     for index, layer in enumerate(model.layers):
         prefix = f"layers.{index}"
-        plus_one = not isinstance(layer.attn_norm, nn.RMSNorm | nn.LayerNorm) and getattr(
-            layer.attn_norm, "plus_one", False
-        )
+        plus_one = isinstance(layer.attn_norm, PlusOneNorm)
         folds.append(Fold(f"{prefix}.attn_norm", (f"{prefix}.attention.qkv",), plus_one=plus_one))
         first_v = config.q_size + config.kv_size
         folds.append(
@@ -32,8 +32,6 @@ def fold_map(model) -> list[Fold]:
                 head_dim=config.head_dim,
             )
         )
-        if not hasattr(layer.mlp, "gate_up") or not isinstance(layer.mlp.gate_up, nn.Module):
-            continue
         folds.append(Fold(f"{prefix}.mlp_norm", (f"{prefix}.mlp.gate_up",), plus_one=plus_one))
         inner = config.intermediate_size
         folds.append(Fold(f"{prefix}.mlp.gate_up", (f"{prefix}.mlp.down",), (inner, 2 * inner)))

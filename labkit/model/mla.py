@@ -1,15 +1,19 @@
-"""Multi-head latent attention: one short vector per token stands for the keys and values of all heads.
+"""Multi-head latent attention (MLA): cache one short vector per token for all heads.
 
-    c = norm(W_down x)  [C]        k_h = W_k,h c,  v_h = W_v,h c
-    q_h . k_h = (W_k,h^T q_h) . c  the query goes to the latent's side ("absorbed"): no k_h is made
+    c = norm(W_down x)  [C]
+    k_h = W_k,h c,  v_h = W_v,h c
+    q_h . k_h = (W_k,h^T q_h) . c
 
-One rotated key of R numbers serves all heads. Bytes per token and layer: C + R numbers,
-whatever the number of heads; GQA stores 2 * K * D.
+The last line multiplies the query by W_k,h, so that keys k_h are never computed ("absorbed"
+weights). RoPE cannot be absorbed, because its rotation stands between W_k and q. One
+rotated key of R numbers therefore serves all heads. The cache stores C + R numbers per
+token and layer for any number of heads; GQA stores 2 * K * D.
 
-DeepSeek-V2 (arXiv 2405.04434), without its low-rank queries. A rotation cannot be absorbed
-because it stands between W_k and q, which is why R numbers are apart.
-When it loses: in operations, because each head's scores are C + R products instead of D. A
-model must be trained with it: a GQA model has no latent from which its keys and values follow.
+Source: DeepSeek-V2 (arXiv 2405.04434), here without its low-rank queries.
+
+When it loses: each score needs C + R products instead of D, so MLA computes more. A model
+must be trained with MLA, because the keys and values of a GQA model do not follow from a
+latent vector.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from labkit.model.rope import rotate
 
 
 class LatentAttention(nn.Module):
-    """The call of `Attention`; its cache stores [latent | rotated key] as one KV head of C + R."""
+    """Latent attention of one layer, with the interface of `Attention`.
+
+    The cache stores [latent | rotated key] as one KV head of C + R numbers.
+    """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()

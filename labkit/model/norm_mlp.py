@@ -1,15 +1,20 @@
-"""The parts of a layer besides attention: norms, and the feed-forward half.
+"""Norms and feed-forward parts of a layer.
 
-RMS norm (Zhang and Sennrich 2019), and Gemma's, whose weight is stored minus one:
+RMS norm (Zhang and Sennrich 2019):
 
-    y = x / sqrt(mean(x²) + eps) * w          Gemma: * (1 + w), in float32, rounded once at the end
+    y = x / sqrt(mean(x²) + eps) * w
 
-SwiGLU, `down(silu(gate(x)) * up(x))` (Shazeer 2020): three matrices of E x I, two thirds of
-a dense layer's weights, so in decode most of the bytes read per token are here. `gate` and
-`up` read the same input, so they are one matrix [gate | up] and one operator.
+Gemma stores w - 1. Its norm multiplies by 1 + weight in float32 and rounds once, at the end.
+
+SwiGLU (Shazeer 2020) computes `down(silu(gate(x)) * up(x))`. It has three matrices of E x I
+weights, about two thirds of a dense layer. Most of the bytes that decode reads per token are
+therefore here. `gate` and `up` have the same input, so one matrix [gate | up] and one
+operator compute both.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +24,10 @@ from labkit.model.config import ModelConfig
 
 
 class PlusOneNorm(nn.Module):
-    """Gemma's norm: in bfloat16, a weight near 0 keeps three more bits than one near 1."""
+    """Gemma's RMS norm, which multiplies by 1 + weight.
 
-    plus_one = True
+    In bfloat16, a weight near 0 has more precision than a weight near 1.
+    """
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -33,7 +39,9 @@ class PlusOneNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Map [B, T, E] to [B, T, E]; other feed-forwards are other classes with this call."""
+    """The feed-forward part of a layer: `forward(x [B, T, E]) -> [B, T, E]`."""
+
+    activation = staticmethod(F.silu)
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -43,23 +51,21 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # [B, T, I] each
-        return self.down(F.silu(gate) * up)  # [B, T, E]
+        return self.down(self.activation(gate) * up)  # [B, T, E]
 
 
 class GeGLU(SwiGLU):
-    """Gemma's feed-forward: the gate goes through the tanh approximation of GELU."""
+    """Gemma's feed-forward part, with the tanh approximation of GELU."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.gelu(gate, approximate="tanh") * up)
+    activation = staticmethod(partial(F.gelu, approximate="tanh"))
 
 
 def make_norm(config: ModelConfig, size: int | None = None) -> PlusOneNorm | nn.RMSNorm:
-    """Return this architecture's norm over `size` numbers (None: the hidden size)."""
+    """Return the norm of this architecture over `size` numbers (None: the hidden size)."""
     kind = PlusOneNorm if config.is_gemma else nn.RMSNorm
     return kind(size or config.hidden_size, config.norm_eps)
 
 
 def make_mlp(config: ModelConfig) -> SwiGLU:
-    """Return this architecture's feed-forward."""
+    """Return the feed-forward part of this architecture."""
     return (GeGLU if config.is_gemma else SwiGLU)(config)

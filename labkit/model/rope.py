@@ -1,16 +1,18 @@
-"""Rotary position embedding, and the ways in which models stretch it.
+"""Rotary position embedding (RoPE) and its extensions for longer texts.
 
-Channels i and i + D/2 of a head form a plane that is rotated by `position * frequency_i`,
-with `frequency_i = theta^(-2i/D)`. A dot product of two rotated vectors depends only on the
-distance of their positions (Su et al. 2021). To read beyond the length that it was trained
-on, a model changes the frequencies:
+RoPE rotates channels i and i + D/2 of a head by the angle `position * frequency_i`, with
+`frequency_i = theta^(-2i/D)`. The dot product of two rotated vectors then depends only on
+the distance between their positions (Su et al. 2021). A model that reads texts longer than
+those in its training changes the frequencies:
 
-- linear: all divided by `factor` (Chen et al. 2023)
-- llama3: long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1)
-- yarn: the same by number of rotations, and cos and sin times a factor (Peng et al. 2023)
+- linear divides all frequencies by `factor` (Chen et al. 2023).
+- llama3 divides low frequencies by `factor` and keeps high ones. Between them, the two
+  values are interpolated (Llama 3.1).
+- yarn does the same with other limits. It also multiplies cos and sin by a factor (Peng et
+  al. 2023).
 
-Cost: cos and sin are looked up once per forward pass, for all layers; then three operators
-per layer.
+Cost: cos and sin are looked up once per forward pass, for all layers. Each layer then needs
+three operators.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 from labkit.errors import BadRequest, Number, OrNone, Whole, check_fields
 
 KINDS = ("default", "linear", "llama3", "yarn")
-_OWN = {  # kind -> the fields that it adds to theta and factor
+_OWN = {  # kind -> its fields besides theta and factor
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
@@ -34,7 +36,11 @@ _OWN = {  # kind -> the fields that it adds to theta and factor
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`original_positions` is the length trained on; other fields serve the kinds that name them."""
+    """The settings of RoPE.
+
+    `original_positions` is the length of the texts in training, in tokens. Llama3 and yarn
+    need it. Raises BadRequest if a field is not valid.
+    """
 
     kind: str = "default"
     theta: float = 10000.0
@@ -45,26 +51,22 @@ class RopeConfig:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
-    truncate: bool = True  # yarn: whole channels at the ends of the ramp
+    truncate: bool = True  # yarn: round the limits to whole channels
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise BadRequest(
-                f"the rotary embedding {self.kind!r} is not one that labkit.model computes "
-                f"({', '.join(KINDS)}): labkit.lab.hf runs most other models through transformers."
-            )
+        check_supported("rope_type", self.kind, *KINDS)
         needed = Whole(1) if self.kind in _OWN else OrNone(Whole(1))
         check_fields(self, theta=Number(above=0), factor=Number(1), original_positions=needed)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], longest: int | None) -> RopeConfig:
-        """Return the configuration that `HubConfig.rope` states; `longest`: max_positions."""
+        """Return the configuration from the settings in `HubConfig.rope`.
+
+        `longest` is the maximum number of positions of the model. Raises BadRequest for a
+        setting that is not supported.
+        """
         for name in ("partial_rotary_factor", "mscale", "mscale_all_dim"):
-            if settings.get(name) not in (None, 1.0):
-                raise BadRequest(
-                    f"{name} {settings[name]} is not one that labkit.model computes: "
-                    "labkit.lab.hf runs the model through transformers."
-                )
+            check_supported(name, settings.get(name), None, 1.0)
         kind, theta = settings["rope_type"], settings["rope_theta"]
         if kind == "default":
             return cls(theta=theta)
@@ -74,7 +76,7 @@ class RopeConfig:
         return cls(kind, theta, factor, None if kind == "linear" else original, **own)
 
     def to_hf(self) -> dict[str, Any]:
-        """Return both spellings: `rope_parameters` of transformers 5, and the older two keys."""
+        """Return the keys of a config.json: `rope_parameters` of transformers 5 and older keys."""
         scaling: dict[str, Any] = {} if self.kind == "default" else {"factor": self.factor}
         if self.kind in _OWN:
             own = {name: getattr(self, name) for name in _OWN[self.kind]}
@@ -88,15 +90,14 @@ class RopeConfig:
         }
 
     def cos_sin_factor(self) -> float:
-        """Return what cos and sin are multiplied by."""
+        """Return the factor by which cos and sin are multiplied."""
         if self.kind != "yarn":
             return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0
+        default = 0.1 * math.log(self.factor) + 1.0
+        return default if self.attention_factor is None else self.attention_factor
 
     def frequencies(self, head_dim: int) -> Tensor:
-        """Return the radians per position, float32 [D/2]."""
+        """Return the frequencies in radians per position, float32 [D/2]."""
         plain = 1.0 / self.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
         if self.kind == "default":
             return plain
@@ -110,21 +111,24 @@ class RopeConfig:
             return plain / self.factor * (1 - keep) + plain * keep
 
         def channel(rotations: float) -> float:
-            """Return the channel pair that makes this many rotations within the trained length."""
-            turns = math.log(original / (rotations * 2 * math.pi))
-            return head_dim * turns / (2 * math.log(self.theta))
+            """Return the channel that makes this many rotations over `original` positions."""
+            log = math.log(original / (rotations * 2 * math.pi))
+            return head_dim * log / (2 * math.log(self.theta))
 
         low, high = channel(self.beta_fast), channel(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
         ramp = (torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)
-        ramp = ramp.clamp(0, 1)
-        return plain / self.factor * ramp + plain * (1 - ramp)
+        divided = ramp.clamp(0, 1)
+        return plain / self.factor * divided + plain * (1 - divided)
 
 
 class Rotary:
-    """Give cos and sin of positions, from a table that is computed in float32 and then rounded."""
+    """Return cos and sin of positions.
+
+    They come from a table that is computed in float32 and rounded to the requested dtype.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int):
         self.config, self.head_dim = config, head_dim
@@ -135,8 +139,8 @@ class Rotary:
     ) -> tuple[Tensor, Tensor]:
         """Return cos and sin [B, 1, T, D] of positions [B, T]; the first half of sin is negated.
 
-        `lengths`: per row the tokens stored after this step. They are numbers of the CPU, so
-        that nothing waits for the device.
+        `lengths` is the number of tokens per row after this step. It sets the size of the
+        table without a wait for the device.
         """
         longest = max(*lengths, positions.shape[1]) + 1
         cos, sin = self._table(longest, dtype, positions.device)
@@ -148,7 +152,7 @@ class Rotary:
         table = self._tables.get((dtype, device))
         if table is None or table[0].shape[0] < length:
             size = max(256, 1 << (length - 1).bit_length())
-            # A table made inside inference_mode could not be used by a later training step.
+            # Training cannot use a table that was made in inference_mode.
             with torch.inference_mode(False), torch.no_grad():
                 frequencies = self.config.frequencies(self.head_dim).to(device)
                 angles = torch.arange(size, device=device).float()[:, None] * frequencies
@@ -160,5 +164,17 @@ class Rotary:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads [B, N, T, D] by cos, sin [B, 1, T, D]; a roll by D/2 swaps a head's halves."""
+    """Rotate heads [B, N, T, D] by cos and sin [B, 1, T, D].
+
+    A roll by D/2 exchanges the halves of a head.
+    """
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
+
+
+def check_supported(name: str, value: Any, *supported: Any) -> None:
+    """Raise BadRequest if a setting of a checkpoint is not one of the supported values."""
+    if value not in supported:
+        raise BadRequest(
+            f"{name} is {value!r}; labkit.model supports {', '.join(map(str, supported))}. "
+            "Run other models with labkit.lab.hf."
+        )

@@ -1,9 +1,10 @@
-"""Random tiny models for tests and first steps: every part of the real thing, in microseconds.
+"""Tiny models with random weights, for tests and first steps.
 
-The defaults catch what square shapes hide: fewer KV heads than query heads, and for Qwen3 a
-head_dim that is not hidden / heads. Weights are large enough for logits to differ clearly;
-norms and biases are not ones and zeros. A random model has no attention sinks, outliers or
-ties: build those by hand if they matter.
+They have every part of a real model and run in microseconds. The default shapes reveal
+errors that square shapes hide: there are fewer KV heads than query heads, and for Qwen3 and
+Gemma 3, head_dim is not hidden_size / num_heads. The weights are large enough for clearly
+different logits. Norms and biases are random, not ones and zeros. Unlike a trained model, a
+random model has no attention sinks and no outliers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from labkit.model.rope import RopeConfig
 
 
 def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
-    """Return two layers of hidden size 32 over 96 tokens; `overrides` are fields of `ModelConfig`."""
+    """Return the configuration of two layers with hidden size 32 and 96 tokens.
+
+    `overrides` are fields of `ModelConfig`.
+    """
     values: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": 96,
@@ -30,7 +34,6 @@ def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
         "intermediate_size": 48,
         "norm_eps": 1e-5,
         "max_positions": 512,
-        "tie_embeddings": False,
         "qkv_bias": architecture == "qwen2",
         "qk_norm": architecture in ("qwen3", "gemma3_text"),
         "bos_id": 1,
@@ -51,7 +54,10 @@ def tiny_config(architecture: str = "llama", **overrides) -> ModelConfig:
 def tiny_model(
     architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **overrides
 ) -> Decoder:
-    """Return a decoder with random weights: equal for equal seeds, in eval mode, without gradients."""
+    """Return a decoder with random weights, in eval mode, without gradients.
+
+    Equal seeds give equal weights. `overrides` are fields of `ModelConfig`.
+    """
     model = Decoder(tiny_config(architecture, **overrides))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

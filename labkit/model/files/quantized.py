@@ -39,6 +39,7 @@ from labkit.kernels.registry import choose_kernel
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
 from labkit.model.files.convert import folder_in_progress, save_description
+from labkit.model.fingerprint import bytes_of
 from labkit.quant.inventory import QuantizationReport, kind_of
 from labkit.quant.linear import install
 from labkit.quant.w8a8 import W8A8Weight
@@ -239,9 +240,9 @@ def _digest(tensors: dict[str, Tensor], formats: str) -> str:
     """Return the SHA-256 of the formats and of every tensor's name, dtype, shape and bytes."""
     total = hashlib.sha256(formats.encode())
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        total.update(tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+        total.update(bytes_of(tensor))
     return total.hexdigest()
 
 

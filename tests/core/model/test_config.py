@@ -87,13 +87,13 @@ def test_windows_are_where_the_architecture_puts_them():
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"'dynamic'.*labkit\.lab\.hf"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}},
-            r"mscale 0\.7.*labkit\.lab\.hf",
+            r"mscale is 0\.7.*labkit\.lab\.hf",
         ),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             r"'longrope'.*yarn.*labkit\.lab\.hf",
         ),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5.*labkit\.lab\.hf"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5.*labkit\.lab\.hf"),
         ({"hidden_act": "gelu"}, r"'gelu'.*labkit\.lab\.hf"),
         ({"num_key_value_heads": 3}, "8 query heads cannot share 3"),
         ({"head_dim": 7}, "head_dim is 7.*even"),
