@@ -1,24 +1,24 @@
-"""A decoder whose stack of layers is one call of the native kernels, on packed weights.
+"""Run the layers of a decoder in one call of the native kernels, on packed weights.
 
     fast = accelerate(load_model(), "int4")    # a recipe, or a format with a kernel
-    fast = accelerate(quantized)               # a quantized model, in its own formats
-    generate(fast, "...")                      # as any Decoder, with float32 logits
+    fast = accelerate(quantized)               # a quantized model keeps its formats
+    generate(fast, "...")                      # like any Decoder, with float32 logits
 
-`accelerate` packs every matrix for the native kernels (`NativePack`) and adds the stack
-in one call. One resident copy of the weights serves decode, batches and prefill. Over a
-contiguous cache, or one in INT8 (`cache="int8"`, half the bytes), the whole forward
-pass is one call. Over any other cache the layers run one by one through its contract,
-on the same matrices. The plain `Decoder` is the oracle; `dequantized` makes the one
-with these weights.
+`accelerate` packs every matrix for the native kernels (`NativePack`). Decode, batches and
+prefill use the same copy of the weights. With a contiguous cache, or an INT8 cache
+(`cache="int8"`, half the bytes), the whole forward pass is one call. With any other cache,
+the layers run one by one on the same matrices. The plain `Decoder` is the reference, and
+`dequantized` returns it with the same weights.
 
-Exactness: weights are the format's own numbers. Integer formats round each 32
-activations to 127 steps (KL to float32 of the same weights is about 0.004 on the
-default model). bf16 weights meet float32 activations, so only the order of sums
-differs; but a CPU with AVX512-BF16 rounds activations to bfloat16, and logits are then
-0.02 to 0.07 from those of `dequantized`. Rows of a batch, chunks of a prefill and the
-number of threads change no bit. The cache is bfloat16 unless asked: at 4,096 tokens it
-takes as many bytes as all INT4 weights. When it loses: without a compiler
-(`unsupported_reason`), and against a GPU.
+Exactness: the weights are exactly those of the format. Integer formats round the
+activations, in groups of 32, to 127 steps. This gives a KL divergence of about 0.004 on the
+default model. For bf16 weights, activations are float32 and only the order of sums
+differs. A CPU with AVX512-BF16 rounds them to bfloat16; its logits differ from those of
+`dequantized` by 0.02 to 0.07. The results do not depend on the number of rows in a batch, on
+the chunks of a prefill or on the number of threads. The cache is bfloat16 by default. At
+4,096 tokens it takes as many bytes as all INT4 weights.
+
+When it loses: without a compiler (`unsupported_reason`), and against a GPU.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from labkit.errors import BadRequest
 from labkit.formats.tensor import quantize
 from labkit.kernels.native import build as native
 from labkit.kernels.native.structures import Layer, Model
+from labkit.kernels.packed_weight import PackedWeight
 from labkit.model.decoder import Decoder, last_real
 from labkit.model.native.parts import (
     Quantizer,
@@ -59,20 +60,22 @@ def accelerate(
     quantizer: Quantizer | None = None,
     consume: bool = False,
 ) -> NativeDecoder:
-    """Return `model` on the native kernels, packed in the formats of a recipe ("int4"
-    by default).
+    """Return a decoder with the weights of `model` that runs on the native kernels.
 
-    A quantized model keeps its own formats. `quantizer(name, weight, format)` replaces
-    rounding to nearest. `consume` empties the model matrix by matrix, so two copies
-    never exist. Raises BadRequest with the reason if the model, a format or this
-    machine is not supported.
+    recipe: the formats of the weights ("int4" by default). A quantized model keeps its
+        formats and takes no recipe.
+    kv_dtype: the dtype of its caches, float32 or bfloat16.
+    quantizer: a function of name, weight and format that replaces rounding to nearest.
+    consume: empty `model` matrix by matrix, so that memory contains one copy only.
+
+    Raises BadRequest if the model, a format or this machine is not supported.
     """
     recipe, formats = formats_of(model, recipe)
     reason = unsupported_formats(formats.values()) or unsupported_reason(model.config)
     if reason is not None:
         raise BadRequest(reason)
     if kv_dtype not in (torch.float32, torch.bfloat16):
-        raise BadRequest(f"The native attention reads float32 or bfloat16 caches, not {kv_dtype}.")
+        raise BadRequest(f"kv_dtype is {kv_dtype}; give torch.float32 or torch.bfloat16.")
     fast = NativeDecoder(model, recipe, kv_dtype)
     rounding = quantizer or (lambda name, weight, format: quantize(weight, format))
     pack_into(fast, model, formats, rounding, consume)
@@ -81,7 +84,7 @@ def accelerate(
 
 
 class NativeDecoder(Decoder):
-    """Made by `accelerate`: a Decoder with a `recipe` and an `instruction_set`."""
+    """A decoder on the native kernels; `accelerate` makes it."""
 
     kernels = "native"
 
@@ -89,19 +92,19 @@ class NativeDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(model.config)
         self.recipe, self.kv_dtype = recipe, kv_dtype
-        self.spent: ctypes.Array | None = None  # where `spending` gathers seconds
+        self.spent: ctypes.Array | None = None  # the seconds per phase, inside `spending`
         self.tokenizer, self.source = model.tokenizer, model.source
         self.name, self.revision = model.name, model.revision
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of caches made for it; activations and logits are float32."""
+        """The dtype of its caches. Activations and logits are float32."""
         return self.kv_dtype
 
     def describe(self) -> None:
-        """Set the structures that the C++ side reads: addresses of these tensors."""
+        """Set the structures that the C++ code reads, with the addresses of the weights."""
         c: Any = self.config
-        stack: Any = self  # its modules, whose types nn.Module does not know
+        stack: Any = self  # for mypy, which does not know the types of its modules
         address = lambda norm: None if norm is None else norm.weight.data_ptr()  # noqa: E731
         layers = []
         for layer in stack.layers:
@@ -123,29 +126,29 @@ class NativeDecoder(Decoder):
 
     @property
     def instruction_set(self) -> str:
+        """The instruction set for which the kernels were compiled."""
         return str(native.library().instruction_set)
 
     def dequantized(self) -> Decoder:
-        """Return the plain float32 decoder with exactly these weights: the oracle."""
+        """Return a plain float32 decoder with exactly these weights."""
         plain = Decoder(self.config)
         with torch.no_grad():
-            target: Any
             module: Any
             for name, module in self.named_modules():
-                if isinstance(module, QuantizedLinear | QuantizedEmbedding):
-                    target = plain.get_submodule(name)
-                    target.weight = nn.Parameter(module.weight.unpacked())
-                    if getattr(target, "bias", None) is not None:  # the product with zeros
-                        target.bias.copy_(module(torch.zeros(1, target.in_features))[0])
-                elif isinstance(module, nn.RMSNorm):
-                    target = plain.get_submodule(name)
-                    target.weight.copy_(module.weight)
+                if not isinstance(module, QuantizedLinear | QuantizedEmbedding | nn.RMSNorm):
+                    continue
+                target: Any = plain.get_submodule(name)
+                weight = module.weight
+                weight = weight.unpacked() if isinstance(weight, PackedWeight) else weight.clone()
+                target.weight = nn.Parameter(weight)
+                if getattr(target, "bias", None) is not None:  # the product with zeros
+                    target.bias.copy_(module(torch.zeros(1, target.in_features))[0])
         plain.tokenizer, plain.name, plain.revision = self.tokenizer, self.name, self.revision
         return plain.eval().requires_grad_(False)
 
     @contextmanager
     def spending(self) -> Iterator[dict[str, float]]:
-        """Collect the seconds of each phase; the dictionary is filled at the end."""
+        """Measure the seconds per phase; they are in the dictionary after the block."""
         seconds: dict[str, float] = {}
         self.spent = spent = (ctypes.c_double * len(PHASES))()
         try:
@@ -155,13 +158,10 @@ class NativeDecoder(Decoder):
             self.spent = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NativeDecoder:
-        """`.to(dtype)` changes nothing. Raises BadRequest for another device."""
+        """Keep the weights: `.to(dtype)` does nothing. Raises BadRequest for another device."""
         device = fn(torch.empty(0)).device
         if device.type != "cpu":
-            raise BadRequest(
-                f"A native decoder runs on the CPU and cannot move to {device}; "
-                "load the plain model there."
-            )
+            raise BadRequest(f"A native decoder runs on the CPU; load the plain model on {device}.")
         return self
 
     def forward(
@@ -172,18 +172,21 @@ class NativeDecoder(Decoder):
         last_only: bool = False,
         return_hidden: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """As Decoder.forward, in float32; one call gives zeros for padding."""
+        """Return float32 logits, as `Decoder.forward`.
+
+        Raises BadRequest for token ids outside the vocabulary.
+        """
         if not self._in_one_call(tokens, cache):
             hidden = self.hidden_states(tokens, cache, counts)
             logits = self.head(last_real(hidden, counts) if last_only else hidden)
             return (logits, hidden) if return_hidden else logits
         (B, T), c = tokens.shape, self.config
         rows = tokens.tolist()
-        ids = [token for row in rows for token in row]
-        if min(ids) < 0 or max(ids) >= c.vocab_size:
+        least, most = min(map(min, rows)), max(map(max, rows))
+        if least < 0 or most >= c.vocab_size:
+            last = c.vocab_size - 1
             raise BadRequest(
-                f"Token ids from {min(ids)} to {max(ids)} were given; this vocabulary has "
-                f"0 to {c.vocab_size - 1}."
+                f"The token ids are {least} to {most}; this vocabulary has 0 to {last}."
             )
         if cache is None:
             cache = ContiguousCache(c.kv_shape, batch=B, capacity=T, dtype=self.kv_dtype)
@@ -193,46 +196,50 @@ class NativeDecoder(Decoder):
         make = torch.empty if counts is None else torch.zeros
         logits = make(B, 1 if last_only else T, self.head.out_features)
         real = [T] * B if counts is None else counts
-        row = [b for b in range(B) for _ in range(real[b])]
-        position = [starts[b] + t for b in range(B) for t in range(real[b])]
+        places = [(b, t) for b in range(B) for t in range(real[b])]
         if last_only:
-            at = [b if t == real[b] - 1 else -1 for b in range(B) for t in range(real[b])]
+            logits_at = [b if t == real[b] - 1 else -1 for b, t in places]
         else:
-            at = [b * T + t for b in range(B) for t in range(real[b])]
-        if counts is not None:
-            ids = [token for b in range(B) for token in rows[b][: counts[b]]]
+            logits_at = [b * T + t for b, t in places]
+        batch_rows = [b for b, _ in places]
+        positions = [starts[b] + t for b, t in places]
+        ids = [rows[b][t] for b, t in places]
         packed = torch.empty(len(ids), c.hidden_size) if return_hidden else None
-        step, _arrays = step_of(cache, Tokens(ids, row, position, at), logits, packed, self.spent)
+        given = Tokens(ids, batch_rows, positions, logits_at)
+        step, _arrays = step_of(cache, given, logits, packed, self.spent)
         if native.library().lk_forward(ctypes.byref(self._model), ctypes.byref(step)):
-            raise MemoryError(f"There is no memory for the activations of {len(ids)} tokens.")
+            raise MemoryError(f"There is too little memory for activations of {len(ids)} tokens.")
         if packed is None:
             return logits
         if counts is None:
             return logits, packed.view(B, T, -1)
         hidden = torch.zeros(B, T, c.hidden_size)
-        hidden[row, [t for b in range(B) for t in range(real[b])]] = packed
+        hidden[batch_rows, [t for _, t in places]] = packed
         return logits, hidden
 
     def hidden_states(
         self, tokens: Tensor, cache=None, counts: Sequence[int] | None = None
     ) -> Tensor:
-        """Run layer by layer, for caches that the one call cannot read."""
+        """Return the vectors after the final norm, computed layer by layer.
+
+        This also works with caches that the native kernels cannot read.
+        """
         if cache is not None:
             cache = in_dtype(cache, torch.float32)
         return super().hidden_states(tokens, cache, counts)
 
     def _in_one_call(self, tokens: Tensor, cache) -> bool:
         if tokens.dim() != 2 or tokens.numel() == 0:
-            return False  # the plain path raises
+            return False  # the plain path raises the error
         return cache is None or (cache.in_memory() is not None and cache.batch == tokens.shape[0])
 
     def _rotations(self, length: int) -> None:
-        """Make cos and sin of positions 0 to `length` [positions, D/2], by doubling."""
+        """Compute cos and sin [positions, D/2] up to position `length`, if they are missing."""
         if self._cos.shape[0] > length:
             return
         size, half = max(512, 1 << length.bit_length()), self.config.head_dim // 2
         with torch.inference_mode(False):
-            # cos and sin [1, 1, S, D], of which the second half repeats the first
+            # cos and sin [1, 1, S, D]; the second half repeats the first
             both = self.rotary(torch.arange(size)[None], (size - 1,), torch.float32)
         self._cos, self._sin = (t[0, 0, :, half:].contiguous() for t in both)
         self._model.cos, self._model.sin = self._cos.data_ptr(), self._sin.data_ptr()

@@ -1,4 +1,4 @@
-"""The matrices of a native decoder: their formats, packed into one arena."""
+"""Choose the formats of a native decoder's matrices and pack them into one block of memory."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ Quantizer = Callable[[str, Tensor, NumberFormat], QuantizedTensor]  # name, weig
 
 
 def unsupported_reason(config: ModelConfig, recipe: str = "int4") -> str | None:
-    """Return None if `accelerate` works for this model here, else the reason."""
+    """Return why `accelerate` does not support this model or machine, or None if it does."""
     formats = get_recipe(recipe)
     if reason := unsupported_formats((formats.blocks, formats.head, formats.embedding)):
         return reason
     if config.architecture not in ARCHITECTURES:
-        lacks = f"{config.architecture} layers, only those of {', '.join(ARCHITECTURES)}"
+        missing = f"{config.architecture}, only {', '.join(ARCHITECTURES)}"
     elif config.latent_dim is not None or config.kv_shared is not None:
-        lacks = "latent attention and shared layers"
+        missing = "latent attention or shared layers"
     elif config.head_dim > 512:
-        lacks = f"heads of {config.head_dim} numbers, only of up to 512"
+        missing = f"a head_dim of {config.head_dim}, only up to 512"
     else:
         return native.unsupported_reason()
-    return f"The native stack does not compute {lacks}; use the plain decoder."
+    return f"The native kernels do not support {missing}; use the plain decoder."
 
 
 def unsupported_formats(formats: Iterable[str | NumberFormat]) -> str | None:
-    """Return None if every format has a native kernel, else one sentence."""
+    """Return an error for the first format without a native kernel, or None."""
     missing = next((str(name) for name in formats if kind_of(name) is None), None)
     return missing and (
-        f"There are no native kernels for {missing}; choose bf16, int8, int4, int4_channel, or INT4 "
-        "or INT8 in groups of a multiple of 32."
+        f"There are no native kernels for {missing}; choose bf16, int8, int4, int4_channel, or "
+        "INT4 or INT8 with a group size that is a multiple of 32."
     )
 
 
 def format_of(module: nn.Module) -> NumberFormat | None:
-    """Return the format the kernels read a quantized module in; None: plain."""
+    """Return the format in which the kernels read a quantized module (None: not quantized)."""
     return native_format(module.weight.format) if isinstance(module.weight, PackedWeight) else None
 
 
@@ -64,10 +64,10 @@ def native_format(format: NumberFormat) -> NumberFormat:
 
 
 def formats_of(model: Decoder, recipe: str | None) -> tuple[str, dict[str, NumberFormat]]:
-    """Return the recipe's name and the format of each matrix, "int4" by default.
+    """Return the name of the recipe ("int4" by default) and the format of each matrix.
 
-    A quantized model keeps its formats, and what it left alone becomes bf16. Raises
-    BadRequest if such a model is given a recipe too.
+    A quantized model keeps its formats, and its plain matrices become bf16. Raises
+    BadRequest if a quantized model is given a recipe.
     """
     layers = range(model.config.num_layers)
     blocks = [f"layers.{i}.{name}" for i in layers for name in MATRICES]
@@ -76,10 +76,7 @@ def formats_of(model: Decoder, recipe: str | None) -> tuple[str, dict[str, Numbe
     first = next((format for format in stored.values() if format is not None), None)
     if first is not None:
         if recipe is not None:
-            raise BadRequest(
-                f"This model is quantized already (to {first}) and cannot be put into {recipe}; "
-                "leave the recipe out."
-            )
+            raise BadRequest(f"This model is quantized already (to {first}); leave the recipe out.")
         return "quantized", {name: f or get_format("bf16") for name, f in stored.items()}
     parts = get_recipe(recipe or "int4")
     special = {"embed_tokens": parts.embedding, "head": parts.head}
@@ -87,10 +84,10 @@ def formats_of(model: Decoder, recipe: str | None) -> tuple[str, dict[str, Numbe
 
 
 def quantized_of(weight: PackedWeight) -> QuantizedTensor:
-    """Return what a packed weight stores, in the format that the kernels read.
+    """Return the codes and scales of a packed weight, in the format that the kernels read.
 
-    `(code - half) * scale + middle` becomes `code * scale + minimum`, with the minimum
-    rounded to float16: 0.4 % of a step of INT4.
+    This rewrites `(code - half) * scale + middle` as `code * scale + minimum`. The minimum
+    is rounded to float16, an error of 0.4 % of a step of INT4.
     """
     quantized = weight.quantized()
     format = native_format(quantized.format)
@@ -108,11 +105,10 @@ def pack_into(
     quantizer: Quantizer,
     consume: bool,
 ) -> None:
-    """Put every matrix of `model` into the empty decoder `into`, packed in one piece of
-    memory.
+    """Pack every matrix of `model` into the empty decoder `into`, in one block of memory.
 
-    The matrices lie in the order in which a step reads them. `consume` empties `model`
-    matrix by matrix.
+    The matrices are stored in the order in which a step reads them. `consume` empties
+    `model` matrix by matrix.
     """
     config, tie = into.config, into.config.tie_embeddings
     tied = tie and formats["head"] == formats["embed_tokens"]

@@ -1,4 +1,4 @@
-"""One call of the native stack: its tokens, its cache and its results."""
+"""Describe one call of the native kernels: its tokens, its cache and its results."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from labkit.cache.contract import InMemory, KVCache
 from labkit.kernels.native.structures import Step
 
-# As native_forward.cpp numbers them.
+# In the order of native_forward.cpp.
 PHASES = ("embedding", "norms", "products", "rotary", "attention", "head")
 KV_KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 
 
 class Tokens(NamedTuple):
-    """N tokens: ids, rows of the batch, positions, rows of the logits (-1: none)."""
+    """Ids, batch rows, positions and rows of the logits (-1: none) of N tokens."""
 
     ids: Sequence[int]
     rows: Sequence[int]
@@ -27,9 +27,9 @@ class Tokens(NamedTuple):
 
 
 def addresses_of(cache: KVCache, memory: InMemory) -> Any:
-    """Return windows, keys, values and scales of every layer as arrays of addresses.
+    """Return the windows of all layers, and the addresses of their keys, values and scales.
 
-    `memory` keeps them: asking takes 20 us.
+    The result is stored in `memory`, because it takes 20 us to compute.
     """
     if memory.addresses is None:
         L = len(memory.keys)
@@ -50,9 +50,9 @@ def addresses_of(cache: KVCache, memory: InMemory) -> Any:
 def step_of(
     cache, tokens: Tokens, logits: Tensor, hidden: Tensor | None, spent: ctypes.Array | None
 ) -> tuple[Step, tuple]:
-    """Return one call's structure and the arrays that must live as long.
+    """Return the structure of one call, and arrays that must exist until the call returns.
 
-    `logits`, `hidden` and `spent` are where results go; the last two may be None.
+    The call writes to `logits` and, if they are not None, to `hidden` and `spent`.
     """
     N, memory = len(tokens.ids), cache.in_memory()
     ints = ctypes.c_int32 * N
