@@ -82,31 +82,24 @@ class ModelConfig:
     def __post_init__(self):
         check_fields(self, architecture=OneOf(*ARCHITECTURES), norm_eps=Number(0))
         check_fields(self, **dict.fromkeys(_SIZES, Whole(1)), max_positions=OrNone(Whole(1)))
-        heads, kv_heads, latent = self.num_heads, self.num_kv_heads, self.latent_dim is not None
-        shared = self.kv_shared or (None,) * self.num_layers
-        earlier = all(
+        layers, heads, kv_heads = self.num_layers, self.num_heads, self.num_kv_heads
+        latent, rope_dim = self.latent_dim is not None, self.rope_dim
+        shared = self.kv_shared or (None,) * layers
+        earlier = len(shared) == layers and all(
             source is None or (source < i and shared[source] is None)
             for i, source in enumerate(shared)
         )
+        divides = heads % kv_heads == 0
+        even = self.head_dim % 2 == rope_dim % 2 == 0
+        one_kind = not (latent and self.kv_shared)
+        windows_fit = self.windows is None or len(self.windows) == layers
         rules = {
-            f"{heads} query heads cannot share {kv_heads} KV heads; give a multiple.": (
-                heads % kv_heads == 0
-            ),
-            f"head_dim is {self.head_dim} and rope_dim {self.rope_dim}; give even numbers.": (
-                self.head_dim % 2 == self.rope_dim % 2 == 0
-            ),
-            f"windows is {self.windows}; give one entry per layer, or None.": (
-                self.windows is None or len(self.windows) == self.num_layers
-            ),
-            f"kv_shared is {shared}; per layer, give None or an earlier layer that has None.": (
-                earlier and len(shared) == self.num_layers
-            ),
-            "Layers with latent attention cannot share; give latent_dim or kv_shared.": (
-                not (latent and self.kv_shared)
-            ),
-            "latent_dim and rope_dim belong together; give both or neither.": (
-                latent == (self.rope_dim > 0)
-            ),
+            f"{heads} query heads cannot share {kv_heads} KV heads; give a multiple.": divides,
+            f"head_dim is {self.head_dim} and rope_dim {rope_dim}; give even numbers.": even,
+            f"windows is {self.windows}; give one entry per layer, or None.": windows_fit,
+            f"kv_shared is {shared}; per layer, give an earlier layer that has None.": earlier,
+            "latent_dim and kv_shared exclude each other; give one.": one_kind,
+            "latent_dim and rope_dim belong together; give both.": latent == (rope_dim > 0),
         }
         for error, holds in rules.items():
             if not holds:
@@ -114,12 +107,12 @@ class ModelConfig:
 
     @property
     def q_size(self) -> int:
-        """The numbers per token of the queries of all heads."""
+        """The total size of the queries of all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """The numbers per token of the keys (or values) of all heads."""
+        """The total size of the keys (or of the values) of all heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -162,15 +155,13 @@ class ModelConfig:
             check_supported(name, hub.get(name) or None, None)
         attention_bias = bool(hub.get("attention_bias")) and architecture in _STATED_BIASES
         eos, longest = hub.get("eos_token_id", ()), hub.get("max_position_embeddings")
+        # HubConfig has attributes for the sizes that a config may leave out.
+        sizes: dict[str, Any] = {
+            name: getattr(hub, name, None) or hub.number(key) for name, key in _SIZES.items()
+        }
         return cls(
             architecture=hub.architecture,
-            vocab_size=hub.number("vocab_size"),
-            hidden_size=hub.number("hidden_size"),
-            intermediate_size=hub.number("intermediate_size"),
-            num_layers=hub.num_layers,
-            num_heads=hub.number("num_attention_heads"),
-            num_kv_heads=hub.num_kv_heads,
-            head_dim=hub.head_dim,
+            **sizes,
             norm_eps=hub.get("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_settings(hub.rope, longest),
             max_positions=longest,

@@ -25,7 +25,7 @@ from labkit.kernels.device import check_device
 from labkit.model.config import ModelConfig
 from labkit.model.decoder import Decoder
 from labkit.model.files.names import fill
-from labkit.model.files.quantized import is_quantized, load_quantized
+from labkit.model.files.quantized import each_tensor, is_quantized, load_quantized
 from labkit.model.tokenizer import Tokenizer
 
 
@@ -175,12 +175,7 @@ def _tensors(folder: Path, model: Decoder) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(path, framework="pt") as file:
                 model.source |= file.metadata() or {}
-                names = list(file.keys())
-            for name in names:
-                # A mapping keeps its pages in memory until it is closed: open one per tensor.
-                with safe_open(path, framework="pt") as file:
-                    tensor = file.get_tensor(name)
-                yield name, tensor
+            yield from each_tensor(path)
         except SafetensorError as reason:
             raise BadRequest(
                 f"{path} is not a complete safetensors file ({reason}); fetch it again."

@@ -171,7 +171,8 @@ def load_weights(
     Raises BadRequest if the file is damaged or was written from another architecture.
     """
     header = read_header(path)
-    formats, tensors = header["formats"], dict(_read(path))
+    formats = header["formats"]
+    tensors = {name: tensor.clone() for name, tensor in each_tensor(path)}
     if _digest(tensors, json.dumps(formats)) != header.get("sha256"):
         raise BadRequest(f"{path} is damaged (its checksum differs); write or fetch it again.")
     expected = model.state_dict(keep_vars=True)
@@ -220,11 +221,11 @@ def read_header(path: str | Path) -> dict[str, Any]:
     raise BadRequest(f"{path} is not a {needs}; write one with labkit quantize.")
 
 
-def _read(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies of the tensors of a file, by name.
+def each_tensor(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of a safetensors file.
 
     The file is opened again for each tensor, because an open mapping keeps its pages in
-    memory.
+    memory. The tensors are views of the mapping.
     """
     from safetensors import safe_open
 
@@ -232,7 +233,7 @@ def _read(path: str | Path) -> Iterator[tuple[str, Tensor]]:
         names = list(file.keys())
     for name in names:
         with safe_open(str(path), "pt") as file:
-            tensor = file.get_tensor(name).clone()
+            tensor = file.get_tensor(name)
         yield name, tensor
 
 

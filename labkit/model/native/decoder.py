@@ -138,7 +138,7 @@ class NativeDecoder(Decoder):
                 if not isinstance(module, QuantizedLinear | QuantizedEmbedding | nn.RMSNorm):
                     continue
                 target: Any = plain.get_submodule(name)
-                weight = module.weight
+                weight: Any = module.weight
                 weight = weight.unpacked() if isinstance(weight, PackedWeight) else weight.clone()
                 target.weight = nn.Parameter(weight)
                 if getattr(target, "bias", None) is not None:  # the product with zeros

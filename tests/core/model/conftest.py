@@ -1,4 +1,4 @@
-"""The oracle of the decoder: a transformers model with the same weights."""
+"""Shared fixtures: a transformers model with the same weights, GGUF files and tokenizers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labkit.model.files.names import to_hf_state_dict
 
 
 def twin(model: Decoder):
-    """transformers' own model of this configuration, holding (views of) our weights."""
+    """Return the model of transformers with this configuration and views of our weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, logging
 
     logging.set_verbosity_error()
-    said = model.config.to_hf()
-    config = AutoConfig.for_model(**said)
+    settings = model.config.to_hf()
+    config = AutoConfig.for_model(**settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
@@ -57,7 +57,7 @@ GEMMA_NAMES = LLAMA_CPP_NAMES | {
 
 
 def write_gguf(path, model, type="F32", tokenizer=None, divisors=None, **extra):
-    """A GGUF file of the model, its matrices in `type`, as llama.cpp's converter lays it out."""
+    """Write a GGUF file of the model as llama.cpp's converter does, with matrices in `type`."""
     import gguf
     import numpy as np
 
@@ -159,7 +159,7 @@ SPECIAL = ["<|end|>", "<|user|>", "<s>"]
 
 
 def train_byte_level(pre=None) -> Backend:
-    """A small byte-level BPE, the same every time."""
+    """Train a small byte-level BPE, always the same."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -199,7 +199,7 @@ an ordinary one, and he thought only that she would need to be told about the ro
 
 @pytest.fixture(scope="session")
 def sources():
-    """Texts of two kinds for the real model: prose, and code of the standard library."""
+    """Return prose and code of the standard library for the default model."""
     import inspect
     import textwrap
 

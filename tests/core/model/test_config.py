@@ -1,4 +1,4 @@
-"""What a config.json says and leaves out, and what is refused by name."""
+"""Read a config.json: defaults, older keys, and errors for unsupported settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LLAMA = {
 }
 
 
-def test_head_dim_is_taken_as_stated_and_derived_only_when_absent_or_null():
+def test_head_dim_is_derived_only_if_the_config_does_not_state_it():
     assert ModelConfig.from_hf(LLAMA).head_dim == 8
     assert ModelConfig.from_hf(LLAMA | {"head_dim": None}).head_dim == 8
     assert ModelConfig.from_hf(LLAMA | {"head_dim": 16}).q_size == 128
@@ -28,9 +28,9 @@ def test_head_dim_is_taken_as_stated_and_derived_only_when_absent_or_null():
     )  # Qwen3's own default
 
 
-def test_no_kv_heads_stated_means_one_per_query_head():
-    for said in ({}, {"num_key_value_heads": None}):
-        config = ModelConfig.from_hf(LLAMA | said)
+def test_without_a_number_of_kv_heads_each_query_head_has_its_own():
+    for settings in ({}, {"num_key_value_heads": None}):
+        config = ModelConfig.from_hf(LLAMA | settings)
         assert config.num_kv_heads == 8
     shape = ModelConfig.from_hf(LLAMA | {"num_key_value_heads": 2}).kv_shape
     assert [(layer.num_kv_heads, layer.head_dim, layer.window) for layer in shape.layers] == [
@@ -49,19 +49,19 @@ def test_no_kv_heads_stated_means_one_per_query_head():
     ],
     ids=lambda rope: rope.kind,
 )
-def test_from_hf_undoes_to_hf(architecture, rope):
+def test_from_hf_is_the_inverse_of_to_hf(architecture, rope):
     config = tiny_config(architecture, rope=rope, tie_embeddings=True, eos_ids=(2, 5))
     assert ModelConfig.from_hf(config.to_hf()) == config
     older = {key: value for key, value in config.to_hf().items() if key != "rope_parameters"}
     assert ModelConfig.from_hf(older) == config
 
 
-def test_older_spelling_of_the_rotary_type():
-    said = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}
-    assert ModelConfig.from_hf(said).rope == RopeConfig("linear", 5e5, 4.0)
+def test_the_older_key_of_the_rope_type_is_read():
+    settings = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}
+    assert ModelConfig.from_hf(settings).rope == RopeConfig("linear", 5e5, 4.0)
 
 
-def test_windows_are_where_the_architecture_puts_them():
+def test_each_architecture_has_its_own_windowed_layers():
     qwen = LLAMA | {
         "model_type": "qwen2",
         "num_key_value_heads": 8,
@@ -80,7 +80,7 @@ def test_windows_are_where_the_architecture_puts_them():
 
 
 @pytest.mark.parametrize(
-    ("said", "names"),
+    ("settings", "names"),
     [
         ({"model_type": "mamba"}, r"'mamba'.*llama, mistral, qwen2, qwen3.*labkit\.lab\.hf"),
         ({"model_type": None}, r"None.*labkit\.lab\.hf"),
@@ -101,6 +101,6 @@ def test_windows_are_where_the_architecture_puts_them():
         ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_name(said, names):
+def test_settings_that_are_not_supported_raise_an_error(settings, names):
     with pytest.raises(BadRequest, match=names):
-        ModelConfig.from_hf(LLAMA | said)
+        ModelConfig.from_hf(LLAMA | settings)

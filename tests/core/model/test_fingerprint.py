@@ -1,4 +1,4 @@
-"""A fingerprint is the same for the same model, and another one for whatever changes keys and values."""
+"""A fingerprint changes if and only if keys and values may change."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from labkit.model.tiny import tiny_model
 from labkit.quant.apply import quantize_model
 
 
-def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another():
+def test_a_changed_model_has_another_fingerprint():
     plain = fingerprint(tiny_model())
     assert plain == fingerprint(tiny_model()) and plain != fingerprint(tiny_model(), adapters=["X"])
     changed = tiny_model()
@@ -27,7 +27,7 @@ def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another():
     assert len({fingerprint(model) for model in others} | {plain}) == len(others) + 1
 
 
-def test_formats_count_and_so_do_their_packed_numbers():
+def test_formats_and_packed_numbers_change_the_fingerprint():
     found = set()
     for recipe in (None, "int8", "int4"):
         for seed in (0, 1):
@@ -38,7 +38,7 @@ def test_formats_count_and_so_do_their_packed_numbers():
     assert len(found) == 6
 
 
-def test_the_native_decoder_is_another_model_than_the_plain_one():
+def test_native_and_plain_decoder_have_different_fingerprints():
     models = [
         tiny_model(seed=seed, hidden_size=64, intermediate_size=64, head_dim=16) for seed in (0, 1)
     ]

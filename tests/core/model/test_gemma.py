@@ -1,4 +1,4 @@
-"""Gemma 3: what it has and others have not, each shown to matter; its configuration in older and newer words."""
+"""Check the parts and the configuration that only Gemma 3 has."""
 
 import pytest
 import torch
@@ -30,13 +30,13 @@ def logits(model, length=30):
         {"rope": RopeConfig(theta=1e4)},
     ],
 )
-def test_every_part_of_it_matters(change):
+def test_every_part_of_gemma_changes_the_logits(change):
     assert (
         logits(tiny_model("gemma3_text", **change)) - logits(tiny_model("gemma3_text"))
     ).abs().max() > 1e-3
 
 
-def test_the_query_scale_is_not_that_of_the_head(twin):
+def test_the_query_scale_may_differ_from_head_dim(twin):
     model = tiny_model("gemma3_text", attention_scale=48**-0.5, head_dim=16)
     theirs = twin(model)
     tokens = torch.arange(3, 33)[None]
@@ -44,7 +44,7 @@ def test_the_query_scale_is_not_that_of_the_head(twin):
         torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
-def test_a_linear_stretch_is_that_of_the_full_layers_only(twin):
+def test_linear_rope_applies_only_to_layers_without_a_window(twin):
     model = tiny_model("gemma3_text", rope=RopeConfig("linear", 1e6, 8.0))
     tokens = torch.arange(3, 43)[None]
     with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_chunks_through_a_cache_equal_one_pass_and_windows_bound_the_bytes(kind)
         )
 
 
-def test_older_and_newer_configurations_say_the_same():
+def test_older_and_newer_configs_give_the_same_configuration():
     newer = tiny_model("gemma3_text").config.to_hf()
     assert ModelConfig.from_hf(newer) == tiny_model("gemma3_text").config
     older = {k: v for k, v in newer.items() if k not in ("rope_parameters", "layer_types")} | {
@@ -96,13 +96,13 @@ def test_older_and_newer_configurations_say_the_same():
 @pytest.mark.parametrize(
     "name", ["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"]
 )
-def test_what_is_not_computed_is_refused_by_name(name):
+def test_settings_that_are_not_supported_raise_an_error(name):
     with pytest.raises(BadRequest, match=name):
         ModelConfig.from_hf(tiny_model("gemma3_text").config.to_hf() | {name: 30.0})
 
 
 def test_a_gguf_file_gives_the_same_model(tmp_path, write_gguf):
-    """llama.cpp stores norms plus one, and leaves the pattern of windows and the second rotary base to its code."""
+    """The file stores 1 + weight for norms, and neither windows per layer nor the local RoPE base."""
     windows = (*(6,) * 5, None, 6)
     model = tiny_model("gemma3_text", num_layers=7, windows=windows, attention_scale=12**-0.5)
     path = write_gguf(tmp_path / "tiny.gguf", model, **{"attention.sliding_window": 6})

@@ -1,4 +1,4 @@
-"""GGUF: what was written is what is read, in every block type; what cannot be read is refused by name."""
+"""Read GGUF files in every block type; unsupported files raise an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITABLE = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_float32_file_gives_the_weights_and_the_shape_back(
+def test_a_float32_file_returns_the_same_weights_and_configuration(
     tmp_path, write_gguf, architecture, tied
 ):
     model = tiny_model(architecture, tie_embeddings=tied, num_heads=6, num_kv_heads=3)
@@ -43,9 +43,7 @@ def test_a_float32_file_gives_the_weights_and_the_shape_back(
 
 
 @pytest.mark.parametrize("type", WRITABLE)
-def test_every_block_type_that_can_be_written_comes_back_within_its_step(
-    tmp_path, write_gguf, type
-):
+def test_every_block_type_is_read_within_one_step(tmp_path, write_gguf, type):
     model = tiny_model(hidden_size=64, head_dim=16, intermediate_size=96)
     back = load_gguf(write_gguf(tmp_path / "m.gguf", model, type, tokenizer=VOCABULARY))
     for want, got in zip(model.parameters(), back.parameters()):
@@ -65,7 +63,10 @@ def test_every_block_type_that_can_be_written_comes_back_within_its_step(
 
 
 def test_q4_1_and_q8_0_by_hand(tmp_path):
-    """Q4_1: d, m, then byte i holds weight i in its low and weight i + 16 in its high half. Q8_0: d, then 32 codes."""
+    """Q4_1: d, m, then byte i has weight i in its low half and weight i + 16 in its high half.
+
+    Q8_0: d, then 32 codes.
+    """
     import gguf
 
     d, m = np.float16(0.1), np.float16(-0.7)
@@ -96,7 +97,7 @@ def test_q4_1_and_q8_0_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q5_K", "Q6_K"])
-def test_k_types_are_read_whole(tmp_path, type):
+def test_k_types_are_read_completely(tmp_path, type):
     import gguf
 
     kind = gguf.GGMLQuantizationType[type]
@@ -117,7 +118,7 @@ def test_k_types_are_read_whole(tmp_path, type):
     assert torch.equal(got[1], torch.from_numpy(gguf.quants.dequantize(rows[1:2], kind))[0])
 
 
-def test_rotary_settings_come_back(tmp_path, write_gguf):
+def test_rope_settings_are_read(tmp_path, write_gguf):
     for i, rope in enumerate(
         [RopeConfig("linear", factor=4.0), RopeConfig("yarn", 500.0, 4.0, 128)]
     ):
@@ -128,7 +129,7 @@ def test_rotary_settings_come_back(tmp_path, write_gguf):
         )
 
 
-def test_llama3_divisors_are_recognised_and_others_refused(tmp_path, write_gguf):
+def test_llama3_divisors_are_recognised_and_others_raise_an_error(tmp_path, write_gguf):
     rope = RopeConfig("llama3", 500000.0, 32.0, 8192)
     model = tiny_model(rope=rope, head_dim=64)
     divisors = RopeConfig(theta=500000.0).frequencies(64) / rope.frequencies(64)
@@ -139,7 +140,7 @@ def test_llama3_divisors_are_recognised_and_others_refused(tmp_path, write_gguf)
         load_gguf(path)
 
 
-def test_what_is_not_read_is_refused_by_name(tmp_path, write_gguf):
+def test_unsupported_files_raise_an_error_with_the_reason(tmp_path, write_gguf):
     import gguf
 
     model = tiny_model(num_layers=1)
@@ -164,7 +165,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, write_gguf):
 
 
 @pytest.mark.parametrize("keep", [3, 40, 0.5, 0.99])
-def test_a_file_cut_short_is_refused(tmp_path, write_gguf, keep):
+def test_a_truncated_file_raises_an_error(tmp_path, write_gguf, keep):
     path = write_gguf(tmp_path / "m.gguf", tiny_model(), tokenizer=VOCABULARY)
     whole = path.read_bytes()
     path.write_bytes(whole[: keep if keep > 1 else int(keep * len(whole))])
@@ -172,7 +173,7 @@ def test_a_file_cut_short_is_refused(tmp_path, write_gguf, keep):
         GGUFFile(path)
 
 
-def test_no_file_and_not_gguf(tmp_path):
+def test_a_missing_file_and_another_format_raise_an_error(tmp_path):
     with pytest.raises(BadRequest, match="There is no file"):
         GGUFFile(tmp_path / "nothing.gguf")
     (tmp_path / "text.gguf").write_text("hello, this is not a model at all")

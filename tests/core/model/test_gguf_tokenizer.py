@@ -1,4 +1,4 @@
-"""The two tokenizer kinds inside GGUF files, each against an oracle of its own."""
+"""Compare the two kinds of GGUF tokenizers with independent implementations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HUB_RULES = {
 
 
 def stored(backend, pre, **more):
-    """The metadata of a byte-level tokenizer as llama.cpp's converter writes it."""
+    """Return the metadata of a byte-level tokenizer as llama.cpp's converter writes it."""
     size = backend.get_vocab_size()
     model = json.loads(backend.to_str())["model"]
     merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
@@ -66,7 +66,7 @@ def test_byte_level_from_gguf_equals_the_hubs_rule(
     assert ours.add_bos == (rule == "llama-bpe")
 
 
-def test_what_a_gguf_says_of_bos_and_templates_is_kept(tmp_path, write_gguf, train_byte_level):
+def test_bos_rule_and_chat_template_of_the_file_are_read(tmp_path, write_gguf, train_byte_level):
     backend = train_byte_level()
     stored_ = stored(
         backend, "llama-bpe", add_bos_token=False, chat_template="{{ messages[0].content }}"
@@ -131,7 +131,7 @@ def test_sentencepiece_from_gguf_equals_sentencepiece(tmp_path, write_gguf, text
 
 
 def merged_by_score(text, scores):
-    """SentencePiece's rule, plainly: again and again merge the neighbours that form the best-scored piece, leftmost first."""
+    """Merge the neighbours that form the piece with the best score, leftmost first, until none is left."""
     pieces = list("▁" + text.replace(" ", "▁"))
     while True:
         pairs = [
@@ -151,7 +151,7 @@ def merged_by_score(text, scores):
 
 
 def test_sentencepiece_from_gguf_equals_merging_by_score(tmp_path, write_gguf):
-    """Scores are not in order of length, and one piece can be made of two different pairs."""
+    """The scores do not follow the length, and two different pairs form one piece."""
     words = ["ab", "bc", "abc", "▁a", "▁ab", "▁abc", "cd", "abcd", "▁▁", "bcd", "da"]
     letters = ["▁", *"abcd"]
     scores = {piece: -1000.0 for piece in letters} | {

@@ -1,4 +1,4 @@
-"""The default model against llama.cpp on the same file, where `llama-cpp-python` is installed.
+"""Compare the default model with llama.cpp on the same file, if it is installed.
 
 llama.cpp rounds activations to 8 bits before it multiplies block types: its logits are near, not equal, and where two
 tokens are nearly tied the first of them may differ. How often depends on the text: 98 % agreement on HumanEval, which
@@ -32,7 +32,7 @@ def peer(path):
 
 
 def compare(model, path, ids):
-    """(top-1 agreement, mean KL in nats) of llama.cpp's logits with ours over the same token ids."""
+    """Return top-1 agreement and mean KL (nats) of llama.cpp's logits and ours."""
     theirs = peer(path)
     theirs.eval(ids)
     theirs = torch.from_numpy(theirs.scores[: len(ids)].copy()).log_softmax(-1)
@@ -55,7 +55,7 @@ def test_the_same_token_ids(default_model, sources):
 
 
 def test_agreement_and_divergence_on_the_same_file(default_model):
-    """The first 1,000 tokens of HumanEval: prompts with their solutions."""
+    """Compare logits on the first 1,000 tokens of HumanEval, prompts with solutions."""
     with gzip.open(assets.asset_path("humaneval"), "rt") as lines:
         problems = [json.loads(line) for line in lines]
     text = "\n\n".join(
@@ -69,7 +69,7 @@ def test_agreement_and_divergence_on_the_same_file(default_model):
     assert divergence <= 0.02
 
 
-def test_the_same_weights_in_float32_leave_next_to_nothing(
+def test_with_the_same_float32_weights_the_divergence_is_almost_zero(
     default_model, sources, tmp_path, write_gguf
 ):
     file = GGUFFile(assets.asset_path("default"))

@@ -1,4 +1,4 @@
-"""Checkpoints from folders and files: the same weights whichever way, and nothing half or foreign accepted."""
+"""Load checkpoints from folders and files; damaged ones raise an error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from labkit.model.load import check_device, load_folder, load_gguf
 from labkit.model.tiny import tiny_model
 
 
-def write_folder(folder, model, shards=1, **said):
+def write_folder(folder, model, shards=1, **settings):
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model.config.to_hf() | said))
+    (folder / "config.json").write_text(json.dumps(model.config.to_hf() | settings))
     state = {name: tensor.contiguous().clone() for name, tensor in to_hf_state_dict(model).items()}
     if shards == 1:
         save_file(state, folder / "model.safetensors")
@@ -39,7 +39,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_folder_gives_the_model_back(tmp_path, architecture, shards):
+def test_a_folder_returns_the_same_model(tmp_path, architecture, shards):
     model = tiny_model(architecture, tie_embeddings=shards == 3, num_heads=6, num_kv_heads=3)
     back = load_model(write_folder(tmp_path / "m", model, shards))
     assert (
@@ -51,13 +51,13 @@ def test_a_folder_gives_the_model_back(tmp_path, architecture, shards):
     assert same(half, model.to(torch.bfloat16))
 
 
-def test_a_folder_that_transformers_wrote(tmp_path, twin):
+def test_a_folder_written_by_transformers_is_read(tmp_path, twin):
     model = tiny_model("qwen3", tie_embeddings=True)
     twin(model).save_pretrained(tmp_path / "m")
     assert same(load_folder(tmp_path / "m"), model)
 
 
-def test_a_tied_head_stored_again_is_not_read(tmp_path):
+def test_a_second_copy_of_a_tied_head_is_not_used(tmp_path):
     model = tiny_model(tie_embeddings=True)
     folder = write_folder(tmp_path / "m", model)
     state = load_file(folder / "model.safetensors")
@@ -76,7 +76,7 @@ def test_end_tokens_come_from_the_generation_configuration(tmp_path):
     assert load_folder(folder).config.eos_ids == (2, 7)
 
 
-def test_broken_checkpoints_are_refused_in_a_sentence(tmp_path):
+def test_damaged_checkpoints_raise_an_error_with_the_reason(tmp_path):
     model = tiny_model()
     folder = write_folder(tmp_path / "m", model)
     state = load_file(folder / "model.safetensors")
@@ -111,12 +111,12 @@ def test_broken_checkpoints_are_refused_in_a_sentence(tmp_path):
         load_folder(folder)
 
 
-def test_an_unknown_name_is_refused_with_what_is_known():
+def test_the_error_for_an_unknown_name_lists_the_known_ones():
     with pytest.raises(BadRequest, match=r"'no-such-model'.*smollm2-135m-instruct.*owner/name"):
         load_model("no-such-model")
 
 
-def test_an_unreachable_hub_is_one_clear_sentence():
+def test_an_unreachable_hub_raises_a_clear_error():
     with pytest.raises(
         BadRequest, match=r"owner/model could not be fetched from the hub .*network"
     ):
@@ -168,7 +168,7 @@ def test_transformers_reads_the_converted_folder(tmp_path, small_gguf):
     assert AutoTokenizer.from_pretrained(folder).encode("def add(a, b)") == tokens[0].tolist()
 
 
-def test_a_conversion_that_fails_leaves_nothing(tmp_path, small_gguf, monkeypatch):
+def test_a_failed_conversion_leaves_no_files(tmp_path, small_gguf, monkeypatch):
     from labkit.model.files import convert
 
     def fail(*_):
@@ -184,19 +184,19 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, small_gguf, monkeypatc
         convert_gguf(small_gguf, tmp_path / "full")
 
 
-def test_the_smallest_dtype_that_loses_nothing():
+def test_smallest_exact_dtype():
     assert smallest_exact({"a": torch.tensor([1.0, 0.5])}) == torch.float16
     assert smallest_exact({"a": torch.tensor([1.0, 1e30]).bfloat16().float()}) == torch.bfloat16
     assert smallest_exact({"a": torch.tensor([1.0, 0.1])}) == torch.float32
 
 
 @pytest.mark.parametrize("device", ["foo", "cuda:99x"])
-def test_a_device_that_does_not_exist_is_refused(device):
+def test_an_unknown_device_raises_an_error(device):
     with pytest.raises(BadRequest, match="Device"):
         check_device(device)
 
 
-def test_cuda_is_refused_where_there_is_none(monkeypatch):
+def test_cuda_raises_an_error_if_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadRequest, match="cuda"):
         check_device("cuda")

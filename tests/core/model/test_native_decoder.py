@@ -1,4 +1,4 @@
-"""The native decoder against the plain one with the same numbers: one call, layer by layer, batches, chunks, long caches."""
+"""Compare the native decoder with a plain decoder that has the same weights."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ BOUNDS = {"bf16": 1e-3, "int8": 0.02, "int4": 0.02, "int4_g64_zp": 0.02}
 
 
 class OtherCache(ContiguousCache):
-    """A cache that the one call does not read: the layers run one by one."""
+    """A cache that the native kernels cannot read, so that the layers run one by one."""
 
     def in_memory(self):
         return None
@@ -76,7 +76,7 @@ def kl(plain, fast):
 
 @pytest.mark.parametrize("recipe", BOUNDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_plain_decoder_with_the_same_numbers(instruction_set, name, recipe):
+def test_logits_equal_the_plain_decoder_with_the_same_weights(instruction_set, name, recipe):
     model = made(name, recipe, kv_dtype=torch.float32)
     ids = tokens(model, 2, 13)
     plain, fast = model.dequantized()(ids), model(ids)
@@ -89,7 +89,7 @@ def test_logits_are_those_of_the_plain_decoder_with_the_same_numbers(instruction
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "odd", "window"])
-def test_batches_chunks_and_single_steps_give_the_same_bits(instruction_set, name, kv_dtype):
+def test_batches_chunks_and_single_steps_give_equal_bits(instruction_set, name, kv_dtype):
     model = made(name, kv_dtype=kv_dtype)
     ids = tokens(model, 5, 19)
     whole = model(ids)
@@ -107,7 +107,7 @@ def test_batches_chunks_and_single_steps_give_the_same_bits(instruction_set, nam
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_no_bit(threads):
+def test_the_number_of_threads_changes_no_bit(threads):
     model, before = made("odd"), torch.get_num_threads()
     ids = tokens(model, 2, 150)
     try:
@@ -122,7 +122,7 @@ def test_threads_change_no_bit(threads):
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "four", "window"])
 def test_long_caches_and_odd_lengths(instruction_set, name, kv_dtype):
-    """Lengths around the attention's parts of 512 keys, one token and a full cache."""
+    """Check lengths around multiples of 512 keys, one token and a full cache."""
     model = made(name, "bf16", kv_dtype=kv_dtype)
     ids = tokens(model, 1, 600)
     plain = model.dequantized()(ids)
@@ -152,7 +152,7 @@ def test_rows_of_unequal_lengths_and_padding(instruction_set):
             assert torch.equal(model(ids[row : row + 1, :real], alone)[0], more[row, :real])
 
 
-def test_hidden_states_are_what_the_head_was_given():
+def test_hidden_states_are_the_input_of_the_head():
     model = made("llama", "bf16", kv_dtype=torch.float32)
     ids = tokens(model, 2, 6)
     logits, hidden = model(ids, return_hidden=True)
@@ -172,7 +172,7 @@ def test_other_caches_run_layer_by_layer_on_the_same_matrices(instruction_set, n
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["odd", "four", "qwen3", "window"])
 def test_an_int8_cache_is_read_and_written_in_one_call(instruction_set, name, kv_dtype):
-    """Same codes as the cache itself would store, and answers as near as layer by layer; odd lengths, rows, rewinds."""
+    """Check codes and logits with odd lengths, several rows and rewinds."""
     model = made(name, "bf16", kv_dtype=kv_dtype)
     ids = tokens(model, 2, 45)
 
@@ -197,7 +197,7 @@ def test_an_int8_cache_is_read_and_written_in_one_call(instruction_set, name, kv
     assert one.lengths == (6, 41) and again.isfinite().all()
 
 
-def test_an_int8_cache_meets_extreme_keys(instruction_set):
+def test_an_int8_cache_with_extreme_keys(instruction_set):
     model = made("four", "bf16", kv_dtype=torch.float32)
     qkv = model.layers[0].attention.qkv
     for factor in (0.0, 1e4):
@@ -220,7 +220,7 @@ def test_rewinding_and_selecting_rows_between_calls():
     assert torch.equal(out[0], model(ids[1:, 8:9], alone)[0]) and torch.equal(out[0], out[1])
 
 
-def test_a_cache_that_grows_or_is_seen_in_part_is_found_where_it_lies():
+def test_the_cache_is_found_after_it_grows_or_is_sliced():
     model = made("odd")
     ids = tokens(model, 1, 300)
     grown = model.new_cache(1)  # 256 slots, then 512
@@ -236,7 +236,7 @@ def test_a_cache_that_grows_or_is_seen_in_part_is_found_where_it_lies():
     )
 
 
-def test_greedy_text_parts_from_the_plain_decoder_only_at_near_ties(instruction_set):
+def test_greedy_text_differs_from_the_plain_decoder_only_at_near_ties(instruction_set):
     model = made("qwen2", kv_dtype=torch.float32)
     plain = model.dequantized()
     prompt = tokens(model, 1, 8)[0].tolist()
@@ -248,7 +248,7 @@ def test_greedy_text_parts_from_the_plain_decoder_only_at_near_ties(instruction_
         assert logits[slow[first]] - logits[fast[first]] < 0.5, "not a near-tie"
 
 
-def test_token_ids_outside_of_the_vocabulary_are_refused_before_the_cache_moves():
+def test_token_ids_outside_the_vocabulary_raise_an_error_and_leave_the_cache():
     model = made("llama")
     cache = model.new_cache(1)
     for bad in (-1, 96):
@@ -257,7 +257,7 @@ def test_token_ids_outside_of_the_vocabulary_are_refused_before_the_cache_moves(
     assert cache.lengths == (0,)
 
 
-def test_what_cannot_be_accelerated_is_refused_with_the_reason(monkeypatch):
+def test_unsupported_models_raise_an_error_with_the_reason(monkeypatch):
     model = tiny_model()
     with pytest.raises(BadRequest, match="int3_g64_zp"):
         accelerate(model, "int3_g64_zp")
@@ -271,8 +271,8 @@ def test_what_cannot_be_accelerated_is_refused_with_the_reason(monkeypatch):
     "recipe", ["int8", "int4", "int4_g64_zp", "int4_g32_mid", "int8_g32_mid", "int4_channel"]
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_quantised_model_keeps_its_numbers(recipe, tied):
-    """What PyTorch's operators hold, `middle` among it, is what the native kernels then multiply."""
+def test_a_quantized_model_keeps_its_weights(recipe, tied):
+    """The native kernels multiply the weights that PyTorch's operators have, also for `middle`."""
     model = tiny_model("llama", hidden_size=128, intermediate_size=192, tie_embeddings=tied)
     quantize_model(model, recipe)
     fast = accelerate(model)
@@ -291,14 +291,14 @@ def test_a_quantised_model_keeps_its_numbers(recipe, tied):
 @pytest.mark.parametrize(
     "format", ["int2_g32_mid", "int3_g32_mid", "int5_g32_mid", "int8_channel_mid"]
 )
-def test_a_middle_that_no_kernel_reads_is_refused_and_never_misread(format):
+def test_a_middle_format_without_a_kernel_raises_an_error(format):
     model = tiny_model("llama", hidden_size=128, intermediate_size=192)
     quantize_model(model, format)
     with pytest.raises(BadRequest, match="no native kernels"):
         accelerate(model)
 
 
-def test_what_a_recipe_left_alone_is_bf16():
+def test_weights_that_a_recipe_does_not_quantize_become_bf16():
     model = tiny_model("llama", hidden_size=128, intermediate_size=192)
     alone = model.layers[0].attention.o.weight.detach().clone()
     quantized = {
@@ -312,7 +312,7 @@ def test_what_a_recipe_left_alone_is_bf16():
     assert kl(fast.dequantized()(ids), fast(ids)) < 0.02
 
 
-def test_the_original_is_untouched_or_consumed_and_nothing_is_held_twice():
+def test_the_original_is_unchanged_or_consumed_and_memory_has_one_copy():
     model = tiny_model("llama", tie_embeddings=True)
     weight = model.layers[0].mlp.down.weight.clone()
     accelerate(model)
@@ -329,7 +329,7 @@ def test_the_original_is_untouched_or_consumed_and_nothing_is_held_twice():
     assert len(storages) == 1  # one arena
 
 
-def test_moving_it_to_another_device_is_refused_and_a_dtype_changes_nothing():
+def test_another_device_raises_an_error_and_another_dtype_does_nothing():
     model = made("llama")
     ids = tokens(model, 1, 4)
     before = model(ids)
@@ -339,8 +339,8 @@ def test_moving_it_to_another_device_is_refused_and_a_dtype_changes_nothing():
 
 
 @pytest.mark.real_model
-def test_packing_never_holds_the_weights_twice_and_leaves_little_behind():
-    """In a process of its own: at most the float32 weights, the packed ones and one matrix in the making (the embedding)."""
+def test_packing_needs_little_memory_besides_the_two_sets_of_weights():
+    """The maximum is the float32 weights, the packed weights and one matrix (the embedding)."""
     code = """
 import torch
 from labkit.lab.measure.bytes import peak_memory, resident_bytes, tensor_bytes
@@ -369,7 +369,7 @@ assert peak.grown_bytes < 96 * 2**20, peak
 
 
 @pytest.mark.real_model
-def test_int4_of_the_default_model_is_near_its_float32():
+def test_int4_of_the_default_model_is_close_to_float32():
     from labkit.lab.stack.open import load_model
 
     plain = load_model()

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: bit for bit in another place and process, the size known before."""
+"""Quantized checkpoints give the same bits in another process and have the predicted size."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def skeleton(**overrides):
 
 
 def saved(tmp_path, *args, **kwargs):
-    """A quantized model, and the file of its weights."""
+    """Return a quantized model and the file of its weights."""
     model, _ = quantized(*args, **kwargs)
     save_weights(model, tmp_path / WEIGHTS)
     return model, tmp_path / WEIGHTS
@@ -85,7 +85,7 @@ def test_a_folder_that_was_moved_gives_the_same_bits_in_a_new_process(tmp_path, 
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma3_text"])
-def test_every_architecture_comes_back_from_its_folder(tmp_path, architecture):
+def test_every_architecture_is_read_from_its_folder(tmp_path, architecture):
     model = tiny_model(architecture)
     report = quantize_model(model, "int8")
     save_quantized(model, tmp_path / "small", report)
@@ -110,7 +110,7 @@ def test_every_architecture_comes_back_from_its_folder(tmp_path, architecture):
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_format_comes_back_equal_in_the_bytes_that_were_predicted(
+def test_every_format_is_read_back_equal_and_has_the_predicted_bytes(
     tmp_path, recipe, method, tied
 ):
     model, report = quantized(recipe, method, tie_embeddings=tied)
@@ -142,7 +142,7 @@ def test_stored_bytes_are_packed(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["fp32", "int8_channel"])
-def test_mixed_recipes_biases_and_unquantized_layers_come_back(tmp_path, head):
+def test_mixed_recipes_biases_and_unquantized_layers_are_read_back(tmp_path, head):
     kept = {"layers.0.*": "fp32", "*.mlp.down": "bf16"}
     recipe = Recipe("mixed", "int8_channel", head, "fp32", overrides=kept)
     model, path = saved(tmp_path, recipe, architecture="qwen2", tie_embeddings=True)
@@ -152,7 +152,7 @@ def test_mixed_recipes_biases_and_unquantized_layers_come_back(tmp_path, head):
     assert (again.head.weight is again.embed_tokens.weight) == (head == "fp32")
 
 
-def test_w8a8_comes_back_as_w8a8_and_plain_stays_plain_if_asked(tmp_path):
+def test_w8a8_is_read_back_as_w8a8_or_plain(tmp_path):
     model, path = saved(tmp_path, Recipe("w8a8", activations="int8_token"))
     again = skeleton()
     load_weights(path, again)
@@ -165,7 +165,7 @@ def test_w8a8_comes_back_as_w8a8_and_plain_stays_plain_if_asked(tmp_path):
     torch.testing.assert_close(again(TOKENS), model(TOKENS), rtol=0.1, atol=0.1)
 
 
-def test_transformers_models_come_back_too(tmp_path):
+def test_transformers_models_are_read_back(tmp_path):
     transformers = pytest.importorskip("transformers")
     gpt2 = transformers.GPT2Config(vocab_size=128, n_positions=32, n_embd=64, n_layer=1, n_head=2)
     mixtral = transformers.MixtralConfig(
@@ -189,7 +189,7 @@ def test_transformers_models_come_back_too(tmp_path):
             assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_an_unquantized_buffer_or_parameter_is_kept(tmp_path):
+def test_unquantized_buffers_and_parameters_are_stored(tmp_path):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -237,7 +237,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_rejected(tmp_path, damage):
+def test_a_damaged_file_raises_an_error(tmp_path, damage):
     change_header, change_tensors, match = DAMAGE[damage]
     model, path = saved(tmp_path)
     rewrite(path, change_header, change_tensors)
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_rejected(tmp_path, damage):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_rejected(tmp_path, share):
+def test_a_truncated_file_raises_an_error(tmp_path, share):
     _, path = saved(tmp_path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(BadRequest, match="cannot be read"):
@@ -273,25 +273,27 @@ def test_a_truncated_file_is_rejected(tmp_path, share):
         ({}, {"architecture": "gemma3_text"}, "k_norm"),
     ],
 )
-def test_another_architecture_is_rejected_by_the_name_that_differs(tmp_path, written, filled, name):
+def test_another_architecture_raises_an_error_with_the_first_difference(
+    tmp_path, written, filled, name
+):
     _, path = saved(tmp_path, **written)
     with pytest.raises(BadRequest, match=f"{name}.*another architecture"):
         load_weights(path, skeleton(**filled))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes")
-def test_a_file_can_be_read_by_whom_any_new_file_can(tmp_path):
+def test_a_file_has_the_permissions_of_a_new_file(tmp_path):
     _, path = saved(tmp_path)
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_saving_what_is_not_quantized_is_rejected(tmp_path):
+def test_saving_a_plain_model_raises_an_error(tmp_path):
     with pytest.raises(BadRequest, match="no quantized layer"):
         save_weights(tiny_model(), tmp_path / WEIGHTS)
 
 
-def test_the_header_reads_without_labkit(tmp_path):
+def test_the_header_can_be_read_without_labkit(tmp_path):
     model, report = quantized("int4", "clip")
     save_quantized(model, tmp_path / "small", report)
     with safe_open(str(tmp_path / "small" / WEIGHTS), "pt") as file:
@@ -305,7 +307,7 @@ def test_the_header_reads_without_labkit(tmp_path):
     assert config["quantization_config"]["quant_method"] == "labkit"
 
 
-def test_only_a_folder_that_labkit_wrote_and_nobody_added_to_is_replaced(tmp_path):
+def test_only_an_unchanged_folder_that_labkit_wrote_is_replaced(tmp_path):
     model, report = quantized()
     for _ in range(2):
         save_quantized(model, tmp_path / "small", report)
@@ -325,7 +327,7 @@ def test_only_a_folder_that_labkit_wrote_and_nobody_added_to_is_replaced(tmp_pat
         check_folder(tmp_path / "new", 1 << 60)
 
 
-def test_a_write_that_fails_leaves_nothing_and_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_files_and_no_new_ones(tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     model, report = quantized()
@@ -344,7 +346,7 @@ def test_a_write_that_fails_leaves_nothing_and_what_was_there(tmp_path, monkeypa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kill -9")
-def test_kill_9_while_writing_leaves_the_name_free_and_the_next_run_whole(tmp_path):
+def test_after_a_kill_while_writing_the_next_run_succeeds(tmp_path):
     code = f"""
 import time, safetensors.torch
 def half(tensors, part, metadata):

@@ -1,4 +1,4 @@
-"""BOS once or not at all, control tokens that cannot be forged, bytes that join to text, and both GGUF kinds."""
+"""Check BOS tokens, control tokens, streams and chat templates of tokenizers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shared(backend):
 
 @pytest.mark.parametrize("template_adds", [False, True])
 @pytest.mark.parametrize("tokenizer_adds", [False, True])
-def test_one_bos_where_the_checkpoint_adds_one_and_none_otherwise(
+def test_one_bos_if_the_checkpoint_adds_one_and_none_otherwise(
     backend, tokenizer_adds, template_adds
 ):
     template = ("{{ bos_token }}" if template_adds else "") + PLAIN_TEMPLATE
@@ -86,7 +86,7 @@ def test_a_chat_without_control_tokens_in_it_is_the_template_encoded(backend, te
         )
 
 
-def test_decode_is_the_librarys(backend, texts):
+def test_decode_equals_that_of_the_library(backend, texts):
     tokenizer = make(backend)
     for text in texts:
         ids = tokenizer.encode(text)
@@ -98,7 +98,7 @@ def test_decode_is_the_librarys(backend, texts):
 
 
 @given(ids=st.lists(st.integers(0, 410), max_size=30))
-def test_pieces_of_a_stream_join_to_the_whole(shared, ids):
+def test_pieces_of_a_stream_join_to_the_text(shared, ids):
     tokenizer = shared
     for skip in (True, False):
         stream = StreamDecoder(tokenizer, skip)
@@ -114,7 +114,7 @@ def test_pieces_of_a_stream_join_to_the_whole(shared, ids):
         )
 
 
-def test_a_stream_never_shows_half_a_character(shared):
+def test_a_stream_returns_only_complete_characters(shared):
     tokenizer = shared
     ids = [tokenizer.backend.token_to_id(_stand_in(byte)) for byte in "a🙂é".encode()]
     stream = StreamDecoder(tokenizer)
@@ -138,7 +138,7 @@ def save(folder, backend, settings):
     return Tokenizer.from_folder(folder)
 
 
-def test_a_folder_says_by_itself_whether_a_bos_is_added(tmp_path, train_byte_level):
+def test_the_files_of_a_folder_decide_whether_a_bos_is_added(tmp_path, train_byte_level):
     backend = train_byte_level()
     bos = backend.token_to_id("<s>")
     assert save(tmp_path, backend, {"bos_token": "<s>"}).add_bos is False
@@ -181,25 +181,25 @@ def test_templates_come_from_a_file_a_string_or_a_named_list(tmp_path, train_byt
     assert tokenizer.decode(tokenizer.chat("x")) == "Fx"
 
 
-def test_templates_run_in_a_sandbox_and_may_refuse(backend):
+def test_templates_run_in_a_sandbox_and_may_raise_an_error(backend):
     reach = make(backend, template="{{ ''.__class__.__mro__ }}")
     with pytest.raises(BadRequest, match="chat template"):
         reach.chat("x")
-    refusing = make(backend, template="{{ raise_exception('no system role here') }}")
+    raising = make(backend, template="{{ raise_exception('no system role here') }}")
     with pytest.raises(BadRequest, match="no system role here"):
-        refusing.chat("x")
+        raising.chat("x")
     with pytest.raises(BadRequest, match="not valid Jinja"):
         make(backend, template="{% if %}").chat("x")
     with pytest.raises(BadRequest, match="no chat template"):
         make(backend, template=None).chat("x")
 
 
-def test_an_unreadable_kind_is_refused_by_name():
+def test_an_unsupported_kind_of_tokenizer_raises_an_error():
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     with pytest.raises(BadRequest, match="WordPiece"):
         Tokenizer(backend)
 
 
-def test_a_padding_id_of_the_model_decodes_to_nothing(backend):
+def test_an_id_that_pads_the_vocabulary_decodes_to_no_text(backend):
     assert make(backend).decode([100_000]) == ""

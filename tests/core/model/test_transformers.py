@@ -1,4 +1,4 @@
-"""The decoder against transformers, float32, on random tiny models: whole, in chunks, step by step, padded rows."""
+"""Compare the decoder with transformers on random tiny models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_chunks(step, tokens, size):
 
 
 def compare(twin, model, length=40, chunks=(40, 7, 1)):
-    """Ours with and without a cache against theirs with a cache, fed the same chunks."""
+    """Compare our logits, with and without a cache, with theirs for the same chunks."""
     from transformers import DynamicCache
 
     tokens, theirs = text(length), twin(model)
@@ -90,8 +90,8 @@ def test_logits_equal_for_every_rotary_kind_beyond_the_trained_length(twin, arch
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_the_rotary_kinds_differ_from_plain_and_at_late_positions(rope):
-    """The comparison above would also pass if a kind were silently ignored on both sides."""
+def test_the_rope_kinds_differ_from_plain_rope(rope):
+    """The comparison above would also pass if both sides ignored a kind."""
     plain, stretched = tiny_model(), tiny_model(rope=ROPES[rope])
     with torch.inference_mode():
         assert (plain(text()) - stretched(text()))[:, -1].abs().max() > 0.01
@@ -109,13 +109,13 @@ def test_logits_equal_with_windowed_layers(twin, architecture, windows):
         ).abs().max() > 0.01  # the window does something
 
 
-def test_biases_everywhere(twin):
+def test_logits_equal_with_all_biases(twin):
     compare(twin, tiny_model("llama", qkv_bias=True, o_bias=True, mlp_bias=True), 12, (12, 5))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_unequal_rows_padded_on_the_right_equal_each_row_alone(twin, architecture):
-    """pad == eos, a real eos inside a prompt, one shared pad id: nothing may be guessed from ids."""
+    """A pad id may equal the EOS id, and a prompt may contain EOS: ids do not mark padding."""
     model = tiny_model(architecture)
     theirs = twin(model)
     prompts = [text(n, seed=n)[0].tolist() for n in (2, 7, 4)]
@@ -136,8 +136,8 @@ def test_unequal_rows_padded_on_the_right_equal_each_row_alone(twin, architectur
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("architecture", ("llama", "qwen3"))
-def test_half_precision_stays_near_transformers(twin, architecture, dtype):
-    """Both round; ours may not be further from float32 than a small multiple of theirs."""
+def test_half_precision_is_close_to_transformers(twin, architecture, dtype):
+    """Both round, so our error may be a small multiple of theirs."""
     exact = tiny_model(architecture)
     model = tiny_model(architecture, dtype=dtype)
     with torch.inference_mode():
@@ -151,7 +151,7 @@ def test_half_precision_stays_near_transformers(twin, architecture, dtype):
     assert (cached - want).abs().mean() < 1.5 * error
 
 
-def test_hidden_states_are_what_the_head_is_given():
+def test_hidden_states_are_the_input_of_the_head():
     model = tiny_model()
     with torch.inference_mode():
         logits, hidden = model(text(6), return_hidden=True)
@@ -163,7 +163,7 @@ def test_hidden_states_are_what_the_head_is_given():
 
 
 def test_gradients_reach_every_weight():
-    """Distilling trains this decoder: nothing in it may work in place on what backward needs."""
+    """Distillation trains this decoder, so no operation may change tensors that backward needs."""
     for architecture in ARCHITECTURES:
         model = tiny_model(architecture).requires_grad_(True)
         model(
@@ -173,7 +173,7 @@ def test_gradients_reach_every_weight():
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_a_linear_may_be_replaced_by_any_module_with_its_call():
+def test_any_module_with_the_same_interface_can_replace_a_linear():
     class Wrapped(torch.nn.Module):
         def __init__(self, inner):
             super().__init__()

@@ -1,4 +1,4 @@
-"""MHA, GQA, MQA, MLA and shared layers as switches of a tiny model: same answers, bytes predicted and measured."""
+"""Check MHA, GQA, MQA, MLA and shared layers with a tiny model."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TOKENS = torch.randint(3, 96, (2, 21), generator=torch.Generator().manual_seed(0
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_bytes_are_predicted_and_chunks_through_the_cache_equal_one_pass(name):
+def test_predicted_bytes_and_chunks_through_the_cache(name):
     change, numbers = SWITCHES[name]
     model = tiny_model(**change)
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def test_rows_of_unequal_length_equal_each_row_alone(name):
         assert got.tokens == alone.tokens
 
 
-def test_the_absorbed_form_equals_keys_and_values_made_for_every_head():
+def test_absorbed_weights_equal_separate_keys_and_values_per_head():
     config = tiny_config(latent_dim=12, rope_dim=4)
     layer, x = tiny_model(latent_dim=12, rope_dim=4).layers[0].attention, torch.randn(2, 7, 32)
     assert isinstance(layer, LatentAttention)
@@ -68,7 +68,7 @@ def test_the_absorbed_form_equals_keys_and_values_made_for_every_head():
     torch.testing.assert_close(layer(x, cos, sin), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_shared_layer_has_no_keys_of_its_own_and_reads_the_others():
+def test_a_shared_layer_reads_the_keys_of_another_layer():
     model = tiny_model(kv_shared=(None, 0))
     assert model.layers[1].attention.qkv.out_features == model.config.q_size
     with torch.inference_mode():
@@ -90,12 +90,12 @@ def test_a_shared_layer_has_no_keys_of_its_own_and_reads_the_others():
         {"latent_dim": 12, "rope_dim": 3},
     ],
 )
-def test_impossible_switches_are_refused(change):
+def test_switches_that_exclude_each_other_raise_an_error(change):
     with pytest.raises(BadRequest):
         tiny_config(**change)
 
 
-def test_no_checkpoint_holds_them_so_none_is_read_or_written():
+def test_checkpoints_cannot_have_these_switches():
     for name in ("MLA", "shared"):
         with pytest.raises(BadRequest, match="Only tiny models"):
             places(tiny_config(**SWITCHES[name][0]))
