@@ -1,4 +1,4 @@
-"""`python -m labkit_course sync [--outputs] [--check]`, for those who write notebooks."""
+"""`python -m labkit_course sync [--outputs] [--check]`, for authors of notebooks."""
 
 from __future__ import annotations
 

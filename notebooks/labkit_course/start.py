@@ -2,11 +2,11 @@
 
 `bootstrap()` is the text of the first cell of every notebook; `python -m labkit_course sync`
 writes it. The cell installs labkit only if it is missing, from the checkout around the notebook
-or from the project's address. It pins the installed torch, torchvision and numpy meanwhile:
-replacing one on disk while another version is loaded breaks the session.
+or from the project's address. It pins the installed torch, torchvision and numpy, because
+a session breaks if they are replaced while they are loaded.
 
-`begin()` prints machine, device, versions and the expected minutes. It raises if a loaded
-library is not the version on disk; restarting the kernel helps.
+`begin()` prints machine, device, versions and the expected minutes. It raises BadRequest
+if a loaded library has another version than the files on disk. Then restart the kernel.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def bootstrap() -> str:
 
 
 def begin() -> None:
-    """Print machine, device, versions and minutes; raise BadRequest if a restart is needed."""
+    """Print machine, device, versions and minutes. Raises BadRequest if a restart is needed."""
     changed = [name for name in WATCHED if _differs(name)]
     if changed:
         raise BadRequest(
-            f"{', '.join(changed)} on disk is not the version that this session has loaded; "
+            f"{', '.join(changed)} changed on disk since this session loaded it; "
             "restart the kernel (Runtime > Restart) and run from the top"
         )
     from labkit.lab.measure.machine import machine

@@ -4,8 +4,8 @@
     python -m labkit_course sync --outputs   the same, with outputs from runs/quick/
     python -m labkit_course sync --check     write nothing; exit 1 if a pair differs
 
-File times are not used: in a fresh clone they say nothing. Written notebooks contain no widget
-state and no names of the machine, and their cell ids count up, so that a diff shows content.
+File times are not used, because a fresh clone changes them. Written notebooks contain no
+widget state and no names of the machine. Their cell ids count up, so a diff shows only content.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_script(path: Path) -> NotebookNode:
 
 
 def cells_of(notebook) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return what must be equal in a pair: type, source and tags of each cell."""
+    """Return type, source and tags of each cell, which must be equal in a pair."""
     return [
         (cell.cell_type, cell.source, tuple(cell.metadata.get("tags", ())))
         for cell in notebook.cells
@@ -61,7 +61,7 @@ def notebook_of(script: Path) -> Path:
 
 
 def differs(script: Path) -> bool:
-    """True if the notebook of `script` is missing or has other cells."""
+    """Return True if the notebook of `script` is missing or has other cells."""
     pair = notebook_of(script)
     if not pair.exists():
         return True
@@ -75,7 +75,9 @@ def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
     """
     scripts = scripts_of(folder)
     if not scripts:
-        raise BadRequest(f"no scripts NN_name.py in {folder / 'scripts'}")
+        raise BadRequest(
+            f"There are no NN_name.py in {folder / 'scripts'}; give the folder `notebooks`."
+        )
     changed = []
     for script in scripts:
         text = script.read_text(encoding="utf-8")

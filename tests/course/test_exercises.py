@@ -37,12 +37,12 @@ def test_an_untouched_exercise_is_not_a_failure(answer, capsys):
 @pytest.mark.parametrize(
     ("mistake", "named"),
     [
-        (lambda c: 2 * c["num_hidden_layers"] * c["hidden_size"] * 2, "hidden_size in it"),
+        (lambda c: 2 * c["num_hidden_layers"] * c["hidden_size"] * 2, "formula with hidden_size"),
         (lambda c: right({**c, "num_key_value_heads": None}), "query heads"),
         (lambda c: right({**c, "head_dim": None}), "hidden_size / num_attention_heads as head_dim"),
-        (lambda c: right(c) // 2, "factor two"),
+        (lambda c: right(c) // 2, "half of the right number"),
         (lambda c: right(c) // 4, "quarter"),
-        (lambda c: right(c) * 2, "2 bytes a number"),
+        (lambda c: right(c) * 2, "takes 2 bytes, not 4"),
         (lambda c: right(c) // c["num_hidden_layers"], "one layer"),
         (lambda c: right(c) / 1, "whole"),
         (lambda c: right({**c, "head_dim": c["head_dim"]}), "head_dim is absent or null"),
@@ -76,13 +76,13 @@ def test_the_message_names_the_mistake(mistake, named, capsys):
 @pytest.mark.parametrize(
     ("without", "with_cache", "named"),
     [
-        (50_000, 599, "kept it at 500"),
+        (50_000, 599, "used 500 in each"),
         (60_000, 599, "first sees 500"),
         (55_050, 599, "not 501"),
         (600, 599, "each position once"),
-        (54_950, 600, "never fed back"),
+        (54_950, 600, "never reads the last token"),
         (54_950, 100, "prompt must be computed once"),
-        (1, 1, "add the 100 steps up"),
+        (1, 1, "add the 100 steps"),
     ],
 )
 def test_off_by_one_counts_of_positions_are_told_apart(without, with_cache, named, capsys):
@@ -143,9 +143,9 @@ def test_two_answers_from_one_prompt_pass():
     ("mistake", "named"),
     [
         ({"back_to": lambda prompt: 1000}, "has read the first question"),
-        ({"back_to": lambda prompt: len(prompt) - 1}, "neither more nor less"),
-        ({"again": True}, "computed twice"),
-        ({"whole": True}, "fed again"),
+        ({"back_to": lambda prompt: len(prompt) - 1}, "exactly len(prompt)"),
+        ({"again": True}, "compute the prompt only once"),
+        ({"whole": True}, "feed only new tokens"),
         ({"extra": 1}, "6, 6"),
     ],
 )

@@ -27,7 +27,7 @@ def test_right_answers_pass():
         (ex.check_smallest, 5 / 164 * 100, "sixteen"),
         (ex.check_smallest, 0.61, "One flip"),
         (ex.check_smallest, 2.0, "the claim"),
-        (ex.check_smallest, 0.0366, "In points"),
+        (ex.check_smallest, 0.0366, "Give points"),
         (ex.check_smallest, 10.0, "2 / 2**n"),
         (ex.check_flips, lambda fell, rose: p_value(fell, rose) / 2, "one side"),
         (
@@ -38,13 +38,13 @@ def test_right_answers_pass():
         (
             ex.check_flips,
             lambda fell, rose: comb(fell + rose, min(fell, rose)) / 2 ** (fell + rose),
-            "exactly this split",
+            "probability of this split",
         ),
-        (ex.check_flips, lambda fell, rose: 0.5, "Twice the sum"),
+        (ex.check_flips, lambda fell, rose: 0.5, "twice the sum"),
         (ex.check_can_fall, "structured, prefers", "a set"),
         (ex.check_can_fall, {"nonsense"}, "a set"),
         (ex.check_can_fall, set(), "structured, prefers can"),
-        (ex.check_can_fall, {"structured, prefers", "mmlu, text"}, "guessing gives"),
+        (ex.check_can_fall, {"structured, prefers", "mmlu, text"}, "includes chance"),
         (ex.check_can_fall, {"structured, prefers", "humaneval"}, "only 4 items"),
     ],
 )

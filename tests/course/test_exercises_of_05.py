@@ -33,11 +33,11 @@ def unguarded(keys, bits):
     ("check", "answer", "named"),
     [
         (ex.check_kv_bits, 8, "codes alone"),
-        (ex.check_kv_bits, 8.125, "One of the two is missing"),
+        (ex.check_kv_bits, 8.125, "both a scale"),
         (ex.check_kv_bits, 8.5, "head_dim is 128"),
         (ex.check_kv_bits, 40, "divide them"),
         (ex.check_kv_bits, 1.03125, "in bytes"),
-        (ex.check_kv_bits, 5, "that share them"),
+        (ex.check_kv_bits, 5, "divided by 128 numbers"),
         (ex.check_per_channel, lambda keys, bits: held_like(keys, bits, 1), "per \\*token\\*"),
         (
             ex.check_per_channel,
@@ -72,9 +72,9 @@ def unguarded(keys, bits):
         (
             ex.check_window,
             lambda n, w, s: {*range(s), *range(max(0, n - max(w - s, 0)), n)},
-            "beside",
+            "next to the window",
         ),
-        (ex.check_window, lambda n, w, s: range(n), "Position s is seen"),
+        (ex.check_window, lambda n, w, s: range(n), "Position s is visible"),
         (ex.check_window, lambda n, w, s: kept(n, w, s) + [n], "go from 0"),
     ],
 )

@@ -73,7 +73,11 @@ def adds_behind(table, length, size, holders, free):
     [
         (pages.check_waste, lambda n, s: 1 - waste(n, s), "share in use"),
         (pages.check_waste, lambda n, s: waste(n, s) / (1 - waste(n, s)), "share of the \\*slots"),
-        (pages.check_waste, lambda n, s: 1 - sum(n) / (-(-sum(n) // s) * s), "each row by itself"),
+        (
+            pages.check_waste,
+            lambda n, s: 1 - sum(n) / (-(-sum(n) // s) * s),
+            "Round up for each row",
+        ),
         (
             pages.check_waste,
             lambda n, s: 1 - sum(n) / (len(n) * -(-max(n) // s) * s),
@@ -83,10 +87,10 @@ def adds_behind(table, length, size, holders, free):
         (pages.check_blocks_of_forks, 23, "needs its own"),
         (pages.check_blocks_of_forks, 31, "writes in place"),
         (pages.check_copy_on_write, always_in_place, "another row reads"),
-        (pages.check_copy_on_write, forgets_to_leave, "down by one"),
+        (pages.check_copy_on_write, forgets_to_leave, "subtract 1 from"),
         (pages.check_copy_on_write, adds_behind, "replaces"),
         (boundary.check_computed, (32, 32, 1, 544), "another tenant"),
-        (boundary.check_computed, (32, 544, 0, 544), "no logits"),
+        (boundary.check_computed, (32, 544, 0, 544), "its logits give"),
         (boundary.check_computed, (32, 544, 1, 1), "adapter"),
         (boundary.check_computed, (32, 544), "four numbers"),
         (boundary.check_may_share, lambda a, b: may_share(a, b, FIELDS[1:]), "another tenant"),
@@ -95,7 +99,7 @@ def adds_behind(table, length, size, holders, free):
             lambda a, b: (
                 may_share(a, b, FIELDS[2:]) and a["tenant"] + a["scope"] == b["tenant"] + b["scope"]
             ),
-            "field by field",
+            "compare each field",
         ),
         (
             boundary.check_may_share,
@@ -115,7 +119,7 @@ def adds_behind(table, length, size, holders, free):
         (
             boundary.check_revoke,
             lambda e, d, s: {n: x["tokens"] for n, x in e.items()},
-            "altogether",
+            "removed completely",
         ),
         (
             boundary.check_revoke,

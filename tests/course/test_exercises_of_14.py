@@ -35,7 +35,7 @@ def test_right_answers_pass():
     [
         (ex.check_memory_limit, 42.667, "scale and the minimum"),
         (ex.check_memory_limit, 4.2667, "5/8"),
-        (ex.check_memory_limit, 0.0292969, "turn it over"),
+        (ex.check_memory_limit, 0.0292969, "give the inverse"),
         (ex.check_packed_line, by_column, "column by column"),
         (ex.check_packed_line, neighbours, "neighbours"),
         (

@@ -16,66 +16,72 @@ ENTRY = {
 
 @check("Tokens computed")
 def check_computed(*answers) -> str | None:
-    """System prompt 512, question 32, blocks of 16, asked once by A. Then: A with another question; B with that one; A with
-    the first prompt again; A with it under another adapter."""
+    """Check how many tokens each of four requests computes.
+
+    The system prompt has 512 tokens, a question 32, and a block 16. Tenant A has asked
+    once. Then come: A with another question, B with that question, A with the first
+    prompt again, and A with the first prompt and another adapter.
+    """
     right = (32, 544, 1, 544)
     given = answers[0] if len(answers) == 1 else answers
     if len(given) != 4:
-        return "four numbers are asked for, one a request."
+        return "give four numbers, one per request."
     named = {
         (0, 512): "The first: the question is new and must be computed.",
         (1, 32): (
-            "The second: another tenant does not find A's system prompt, however equal the tokens."
+            "The second: another tenant never finds A's system prompt, even if the tokens are equal."
         ),
         (2, 0): (
-            "The third: with nothing left to compute there are no logits to choose a "
-            "token from. One is computed again."
+            "The third: one token must be computed again, because its logits give the next token."
         ),
         (2, 32): (
-            "The third: the whole prompt is held, the question too; all but one token are found."
+            "The third: the whole prompt is stored, with the question; all but one token are found."
         ),
         (2, 16): "The third: its 544 tokens are 34 whole blocks; all but one token are found.",
         (3, 32): (
-            "The fourth: an adapter changes keys and values; nothing computed without it may serve."
+            "The fourth: an adapter changes keys and values; entries without it cannot be used."
         ),
         (3, 1): (
-            "The fourth: an adapter changes keys and values; nothing computed without it may serve."
+            "The fourth: an adapter changes keys and values; entries without it cannot be used."
         ),
     }
     for place, (value, should) in enumerate(zip(given, right)):
         if value != should:
             return named.get(
                 (place, value),
-                f"number {place + 1} is {value}, which is not it; think of what is found, "
-                "then subtract it from 544.",
+                f"number {place + 1} is {value}, which is wrong; count the tokens that are found, "
+                "then subtract them from 544.",
             )
     return None
 
 
 @check("May it share?")
 def check_may_share(function) -> str | None:
-    """`function(entry, request) -> bool`, both dictionaries with tenant, scope, weights, adapters, tokens and text."""
+    """Check `function(entry, request) -> bool`.
+
+    Both are dictionaries with tenant, scope, weights, adapters, tokens and text.
+    """
     cases = [
         ({}, True, "the same request again must hit"),
         (
             {"text": "tenant: zz"},
             True,
-            "the text of a request says nothing about who asks: do not read it",
+            "the text of a request does not identify the tenant; do not read it",
         ),
         (
             {"tokens": [100, 200, 300, 400, 7]},
             True,
-            "the entry's tokens begin the request's: that is a prefix hit",
+            "the request begins with the entry's tokens, so it is a prefix hit",
         ),
         (
             {"tenant": "zz", "text": "tenant: ab"},
             False,
-            "another tenant, who merely *writes* the right name into the text",
+            "another tenant, who writes the right name into the text",
         ),
         (
             {"tenant": "a", "scope": "bc"},
             False,
-            "tenant and scope joined into one text look alike: compare field by field",
+            "tenant and scope are equal only if joined into one text; compare each field",
         ),
         ({"tenant": "X", "adapters": ["ab"]}, False, "the same words in other fields"),
         ({"adapters": []}, False, "another set of adapters"),
@@ -90,7 +96,7 @@ def check_may_share(function) -> str | None:
         (
             {"tokens": [100, 200, 300]},
             False,
-            "the request is shorter than what is stored: not all of it is its beginning",
+            "the request is shorter than the entry, so the entry is not a prefix of it",
         ),
     ]
     for change, right, why in cases:
@@ -102,7 +108,10 @@ def check_may_share(function) -> str | None:
 
 @check("What a revocation leaves")
 def check_revoke(function) -> str | None:
-    """`function(entries, document, size) -> {name: tokens kept}`; an entry is {"tokens": n, "documents": {name: start}}."""
+    """Check `function(entries, document, size) -> {name: number of tokens that stay}`.
+
+    An entry is {"tokens": n, "documents": {name: start}}.
+    """
     entries = {
         "unrelated": {"tokens": 64, "documents": {}},
         "other document": {"tokens": 64, "documents": {"memo": 16}},
@@ -129,13 +138,13 @@ def check_revoke(function) -> str | None:
     if found == right:
         return None
     if "from the start" in found:
-        return "an entry that was built on the document from its first token goes altogether."
+        return "an entry that begins with the document must be removed completely."
     if found.get("behind the system prompt") == 40:
         return "blocks are kept whole: of the 40 tokens before the document, 32 fill whole blocks."
     if found.get("behind the system prompt") == 64:
-        return "an entry built on the document still holds what came behind it."
+        return "the tokens after the document were computed from it; remove them too."
     if "other document" not in found or "unrelated" not in found:
-        return "entries that were not built on this document are not touched."
+        return "entries without this document must not change."
     if "behind the system prompt" not in found:
-        return "what lies before the document was computed without it and may stay: whole blocks of it."
+        return "the tokens before the document do not depend on it; their whole blocks may stay."
     return f"you keep {found}; compare each entry's start of the document with its whole blocks."

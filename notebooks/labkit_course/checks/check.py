@@ -1,10 +1,10 @@
-"""Checks for the exercises: each prints "passed", names the mistake, or says "not attempted".
+"""Checks for the exercises: each prints "passed", "not attempted" or a mistake.
 
-A check compares an answer with the right one *and with the answers that common mistakes give*,
-so its message can name the mistake. It prints one line and never raises: an unsolved exercise
-must not stop a notebook. It also returns the outcome (true if passed), for those who grade.
-A new check is one function that returns None for a right answer, else a sentence about the
-mistake.
+A check compares an answer with the right answer and with the answers of common
+mistakes, so its message can name the mistake. It prints one line and never raises,
+because an unsolved exercise must not stop a notebook. It returns the outcome (true if
+passed). To add a check, write a function that returns None for a right answer, and
+otherwise a sentence about the mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import isclose
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a check; true if passed. Notebooks do not display it a second time."""
+    """The result of a check; true if passed. Notebooks do not display it again."""
 
     exercise: str
     state: str  # "passed", "not yet" or "not attempted"
@@ -31,11 +31,11 @@ class Outcome:
 
 
 class NotAttempted(Exception):
-    """An answer that is still the placeholder."""
+    """The answer is still the placeholder."""
 
 
 def check(exercise: str) -> Callable:
-    """Turn a function `answer -> None or a sentence about the mistake` into a check that prints."""
+    """Make a check that prints from a function: answer -> None, or the mistake."""
 
     def wrap(judge: Callable) -> Callable[..., Outcome]:
         @functools.wraps(judge)
@@ -68,7 +68,10 @@ def _placeholder(answer) -> bool:
 
 
 def attempt(answer: Callable, *arguments):
-    """Call the reader's function; a placeholder as its result counts as not attempted."""
+    """Call the reader's function and return its result.
+
+    Raises NotAttempted if the result is a placeholder.
+    """
     value = answer(*arguments)
     if _placeholder(value):
         raise NotAttempted
@@ -76,9 +79,10 @@ def attempt(answer: Callable, *arguments):
 
 
 def guess(value, right, mistakes: dict, otherwise: str) -> str | None:
-    """Return None if `value` is `right`, else the mistake that gives `value`, or `otherwise`.
+    """Return None if `value` equals `right`, otherwise a sentence about the mistake.
 
-    Whole numbers must be equal; floats may be rounded to three digits.
+    `mistakes` maps wrong values to sentences; `otherwise` is for all other values.
+    Whole numbers must be equal. Floats may differ by 0.5 %.
     """
     near = 0.0 if isinstance(right, int) else 5e-3
     if isclose(value, right, rel_tol=near):

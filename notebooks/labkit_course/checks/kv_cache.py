@@ -23,7 +23,7 @@ CONFIGS = (
 
 @check("Bytes per token")
 def check_bytes_per_token(function) -> str | None:
-    """`function(config) -> int`: the KV cache's bytes per token in bf16, from a `config.json`."""
+    """Check `function(config) -> int`: bytes per token of the KV cache in bf16."""
     for config in CONFIGS:
         try:
             value = attempt(function, dict(config))
@@ -54,27 +54,25 @@ def _bytes_mistake(config: dict, value) -> str | None:
     right = kv_bytes_per_token(KVShape.uniform(layers, kv_heads, head_dim), "bf16")
     mistakes = {
         2 * layers * hidden * 2: (
-            "That is the formula with hidden_size in it: right when each query head has its "
-            "own keys and values, too large for a model with fewer KV heads."
+            "That is the formula with hidden_size. It is right if each query head has its own "
+            "keys and values, and too large for a model with fewer KV heads."
         ),
         2 * layers * heads * head_dim * 2: "You counted query heads (num_attention_heads). Only "
         "num_key_value_heads are stored.",
         2 * layers * (heads // kv_heads) * head_dim * 2: (
-            "You used the number of query heads that *share* a KV head. The formula wants "
-            "how many KV heads there are."
+            "You used the number of query heads that *share* a KV head. Use the number of KV heads."
         ),
         2 * layers * kv_heads * derived * 2: (
             "You used hidden_size / num_attention_heads as head_dim. This configuration "
-            "states head_dim: the stated one holds."
+            "has a head_dim; use it."
         ),
         right // 2: (
-            "Half of what it should be: factor two. Either K and V are both stored, or a "
-            "bf16 number takes 2 bytes."
+            "That is half of the right number. Count both K and V, and 2 bytes per bf16 number."
         ),
         right // 4: (
-            "A quarter of what it should be: K *and* V are stored, and a bf16 number takes 2 bytes."
+            "That is a quarter of the right number. Count both K and V, and 2 bytes per bf16 number."
         ),
-        right * 2: "Twice what it should be: bf16 takes 2 bytes a number, not 4.",
+        right * 2: "That is twice the right number; a bf16 number takes 2 bytes, not 4.",
         right // layers: "That is one layer. Each layer has its own keys and values.",
     }
     if isinstance(value, float) and value == right:
@@ -86,44 +84,45 @@ def _bytes_mistake(config: dict, value) -> str | None:
 
 @check("Positions computed")
 def check_positions(without_cache, with_cache) -> str | None:
-    """Token positions the model computes for a prompt of 500 tokens and 100 new ones, without and with a cache."""
+    """Check how many token positions a model computes, without and with a cache.
+
+    The prompt has 500 tokens, and 100 are generated.
+    """
     prompt, new = 500, 100
     wrong = guess(
         without_cache,
         sum(prompt + step for step in range(new)),
         {
             prompt * new: (
-                "Without a cache: the text grows by one token a step; you kept it at 500."
+                "Without a cache: the text grows by one token per step; you used 500 in each."
             ),
             (prompt + new) * new: (
                 "Without a cache: not every step sees all 600 tokens; the first sees 500."
             ),
             sum(prompt + step for step in range(1, new + 1)): (
-                "Without a cache: the first new token is read off a pass over 500 tokens, not 501."
+                "Without a cache: the first new token comes from a pass over 500 tokens, not 501."
             ),
             prompt + new: (
                 "Without a cache: that counts each position once. Each step computes the "
                 "whole text again."
             ),
         },
-        "Without a cache: step i computes the prompt and the i tokens made so far; add the 100 steps up.",
+        "Without a cache: step i computes the prompt and i new tokens; add the 100 steps.",
     )
     return wrong or guess(
         with_cache,
         prompt + new - 1,
         {
-            prompt + new: (
-                "With the cache: nearly. The last token is never fed back, so it is never computed."
-            ),
+            prompt + new: ("With the cache: the model never reads the last token, so subtract 1."),
             new: "With the cache: the prompt must be computed once too.",
             new - 1: "With the cache: the prompt must be computed once too.",
         },
-        "With the cache: the prompt once, then one position a step; the first new token comes with the prompt.",
+        "With the cache: count the prompt once, then one position per step after the first new token.",
     )
 
 
 class _Counted:
-    """A model that counts the tokens it is asked to compute."""
+    """A model that counts the tokens that it computes."""
 
     def __init__(self, model):
         self._model = model
@@ -139,7 +138,10 @@ class _Counted:
 
 @check("One prompt, two answers")
 def check_two_answers(function) -> str | None:
-    """`function(model, prompt, first, second, new_tokens) -> (tokens, tokens)`: greedy, the prompt computed once."""
+    """Check `function(model, prompt, first, second, new_tokens) -> (tokens, tokens)`.
+
+    Both answers are greedy, and the prompt is computed once.
+    """
     import torch
 
     from labkit.model.tiny import tiny_model
@@ -162,13 +164,13 @@ def check_two_answers(function) -> str | None:
     answers = attempt(function, counted, list(prompt), list(first), list(second), new)
     got = tuple([int(token) for token in answer] for answer in answers)
     if [len(answer) for answer in got] != [new, new]:
-        return f"You return {[len(answer) for answer in got]} tokens; two answers of {new} new tokens were asked for."
+        return f"You return {[len(answer) for answer in got]} tokens; return two answers of {new} new tokens."
     if got[0] != want[0]:
         return "The first answer differs from decoding without a cache: take the logits of the *last* position."
     if got[1] in carried and got[1] != want[1]:
         return "The second answer has read the first question too: rewind the cache to the end of the prompt."
     if got[1] != want[1]:
-        return "The second answer differs from decoding without a cache: rewind to len(prompt), neither more nor less."
+        return "The second answer differs from decoding without a cache: rewind to exactly len(prompt)."
     return _computed_too_much(counted.tokens, len(prompt), len(first) + len(second), new)
 
 
@@ -177,28 +179,31 @@ def _computed_too_much(computed: int, prompt: int, questions: int, new: int) -> 
     if computed <= allowed:
         return None
     if computed <= allowed + prompt:
-        return f"The tokens are right, but {computed} positions were computed: the prompt was computed twice."
-    return f"The tokens are right, but {computed} positions were computed where {allowed} do: the text is fed again."
+        return f"The tokens are right, but {computed} positions were computed; compute the prompt only once."
+    return f"The tokens are right, but {computed} positions were computed and {allowed} are enough; feed only new tokens."
 
 
 @check("What fits")
 def check_what_fits(tokens) -> str | None:
-    """Most tokens one sequence can hold: 16 GiB, weights 8,000,000,000 x 2 B, 32 layers x 8 KV heads x 128, bf16."""
+    """Check the maximum number of tokens of one sequence in 16 GiB.
+
+    8e9 weights of 2 bytes; a KV cache of 32 layers x 8 KV heads x 128 in bf16.
+    """
     memory, weights, per_token = 16 * 2**30, 8_000_000_000 * 2, 2 * 32 * 8 * 128 * 2
     mistakes = {
         memory // per_token: (
-            "You forgot the weights: 16,000,000,000 bytes of the memory are taken."
+            "You forgot the weights; they take 16,000,000,000 bytes of the memory."
         ),
         (16 * 10**9 - weights) // per_token: (
-            "You read GiB as 1000³ bytes: then nothing would be left at all."
+            "You used 1000³ bytes per GiB; a GiB has 1024³ bytes."
         ),
         (memory - weights) // (2 * 32 * 32 * 128 * 2): (
             "You counted 32 query heads; 8 KV heads are stored."
         ),
         (memory - weights) // (per_token // 2): "Factor two: K and V are both stored.",
-        -(-(memory - weights) // per_token): "You rounded up: the last token would not fit.",
+        -(-(memory - weights) // per_token): "You rounded up; the last token does not fit.",
         (memory - 16 * 2**30) // per_token: (
-            "You took the weights as 16 GiB; 8,000,000,000 x 2 B are 14.9 GiB."
+            "You used 16 GiB for the weights; 8,000,000,000 x 2 B are 14.9 GiB."
         ),
     }
     otherwise = (

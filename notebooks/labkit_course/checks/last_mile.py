@@ -1,4 +1,4 @@
-"""Notebook 14, the last mile: the limit of memory, one line of packed codes, and what is left when a part is free."""
+"""Notebook 14, the last mile: the limit of memory, packed codes, and a faster part of a step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from labkit_course.checks.check import attempt, check, guess
 
 @check("The limit of memory")
 def check_memory_limit(tokens_per_s) -> str | None:
-    """tok/s at most for 1.5e9 weights at 5 bits and 32 GB/s."""
+    """Check the maximum tok/s for 1.5e9 weights of 5 bits at 32 GB/s."""
     right = 32e9 / (1.5e9 * 5 / 8)
     mistakes = {
         right / 8: "Five *bits* are 5/8 of a byte.",
-        right * 5 / 4: "The scale and the minimum are read too: 5 bits a weight, not 4.",
-        32e9 / 1.5e9: "That is one byte a weight; here it is five bits.",
-        1 / right: "Those are the seconds of one token; turn it over.",
+        right * 5 / 4: "The scale and the minimum are read too: 5 bits per weight, not 4.",
+        32e9 / 1.5e9: "That is one byte per weight; here it is five bits.",
+        1 / right: "Those are the seconds per token; give the inverse.",
     }
     return guess(
-        tokens_per_s, right, mistakes, "Bytes a second over the bytes that one token reads."
+        tokens_per_s,
+        right,
+        mistakes,
+        "Divide the bytes per second by the bytes that one token reads.",
     )
 
 
@@ -37,7 +40,7 @@ def _line(codes, i: int) -> list[int]:
 
 @check("A line of packed codes")
 def check_packed_line(function) -> str | None:
-    """`function(codes, i) -> 64 bytes`: line i of a block of 16 rows x 32 columns."""
+    """Check `function(codes, i) -> 64 bytes`: line i of a block of 16 rows x 32 columns."""
     for seed, i in ((0, 0), (5, 2), (11, 3)):
         codes = _codes(seed)
         found = [int(byte) for byte in attempt(function, [list(row) for row in codes], i)]
@@ -58,11 +61,11 @@ def check_packed_line(function) -> str | None:
             for c in range(4)
         ]
         if found == by_column:
-            return "that is column by column; the four columns of a row are neighbours, since one instruction adds up four bytes."
+            return "that is column by column; the four columns of a row are neighbours, because one instruction adds four bytes."
         if found == swapped:
-            return "the halves of each byte are swapped: columns 4i.. are in the low four bits."
+            return "the halves of each byte are swapped: column 4i + c is in the low four bits."
         if found == neighbours:
-            return "that puts neighbours into one byte; a byte holds column 4i + c and column 16 + 4i + c, so that one mask gives four neighbours."
+            return "that puts neighbours into one byte; a byte has column 4i + c and column 16 + 4i + c, so that one mask gives four neighbours."
         wrong = next(at for at in range(64) if found[at] != right[at])
         return f"for line {i}, byte {wrong} (row {wrong // 4}, column {wrong % 4} of four) should be {right[wrong]}, not {found[wrong]}."
     return None
@@ -70,12 +73,15 @@ def check_packed_line(function) -> str | None:
 
 @check("A part for free")
 def check_part_for_free(ratio) -> str | None:
-    """How many times faster a step of 2.4 ms becomes if the 1.2 ms of its products become 2.5 times faster."""
+    """Check how many times faster a step becomes.
+
+    It takes 2.4 ms, and its products (1.2 ms) become 2.5 times faster.
+    """
     right = 2.4 / (1.2 + 1.2 / 2.5)
     mistakes = {
         2.5: "Only half of the step becomes faster.",
-        2.0: "That is the limit, when products take no time at all.",
-        1.75: "Speed-ups do not average; seconds add up.",
-        1 / right: "That is new over old; turn it over.",
+        2.0: "That is the limit if products take no time.",
+        1.75: "Do not average speed-ups; add seconds.",
+        1 / right: "That is new over old; give the inverse.",
     }
-    return guess(ratio, right, mistakes, "Old seconds over new: 2.4 / (1.2 + 1.2 / 2.5).")
+    return guess(ratio, right, mistakes, "Divide old seconds by new: 2.4 / (1.2 + 1.2 / 2.5).")

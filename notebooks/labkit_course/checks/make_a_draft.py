@@ -1,4 +1,4 @@
-"""Notebook 08, make a draft: which layers matter, what a better draft is worth, and zeros in fours."""
+"""Notebook 08, make a draft: a layer's influence, the gain of a better draft, and 2:4 sparsity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit_course.checks.check import attempt, check, guess
 
 @check("A layer's influence")
 def check_influence(function) -> str | None:
-    """`function(before, after) -> number`: 1 - the mean over tokens of the cosine; both are [T, E]."""
+    """Check `function(before [T, E], after [T, E]) -> number`: 1 - the mean cosine of tokens."""
     generator = torch.Generator().manual_seed(0)
     before = torch.randn(5, 8, generator=generator)
     after = before + 0.7 * torch.randn(5, 8, generator=generator)
@@ -18,51 +18,54 @@ def check_influence(function) -> str | None:
     value = float(attempt(function, before, after))
     mistakes = {
         float(cosines.mean()): (
-            "That is the mean cosine, which is large where a layer does *little*; take 1 minus it."
+            "That is the mean cosine, which is large if a layer changes *little*; take 1 minus it."
         ),
         float((1 - cosines).sum()): (
-            "You added the tokens up; take their mean, so that longer texts do not weigh more."
+            "You added the tokens; take their mean, so that the length of the text does not matter."
         ),
         float(1 - torch.cosine_similarity(before.flatten(), after.flatten(), 0)): (
-            "One cosine over all tokens at once lets long vectors decide; take one per "
+            "You took one cosine over all tokens, so that long vectors decide; take one per "
             "token, then the mean."
         ),
         float(1 - torch.cosine_similarity(before, after - before, -1).mean()): (
-            "The second vector is the one *after* the layer, not what the layer added."
+            "The second vector is the one *after* the layer, not the change."
         ),
         float((after - before).norm(dim=-1).mean()): (
-            "That is the length of what was added; the cosine asks how far the vector turned."
+            "That is the length of the change; use the cosine, which measures the angle."
         ),
     }
     return guess(
         value,
         right,
         mistakes,
-        "Per token: dot product over both lengths; then 1 minus the mean over tokens.",
+        "Divide each token's dot product by both lengths; then take 1 minus the mean over tokens.",
     )
 
 
 @check("What a better draft is worth")
 def check_draft_worth(ratio) -> str | None:
-    """alpha 0.6, three drafted tokens, c 0.1, a verify pass over four tokens costs 1.2 plain steps."""
+    """Check the speed-up for alpha 0.6, three drafted tokens and c = 0.1.
+
+    A verify pass over four tokens costs 1.2 plain steps.
+    """
     tokens = 1 + 0.6 + 0.36 + 0.216
     mistakes = {
-        tokens: "Those are the tokens of a pass; divide by what the pass costs.",
-        tokens / 1.2: "The three drafted tokens cost 0.1 each, beside the verify pass.",
+        tokens: "Those are the tokens of a pass; divide by the cost of the pass.",
+        tokens / 1.2: "The three drafted tokens cost 0.1 each; add them to the verify pass.",
         tokens / 1.3: "The draft takes three steps of 0.1, not one.",
         tokens / (1.2 + 0.4): "Three tokens are drafted; the fourth is the target's own.",
         tokens / 0.3: "The target's pass over four tokens costs 1.2 plain steps; add it.",
-        (tokens - 1) / 1.5: "The target's own token counts as well: start the sum at 1.",
+        (tokens - 1) / 1.5: "The target's own token counts too; start the sum at 1.",
         (1 + 3 * 0.6) / 1.5: (
-            "A token is kept only if all before it were: 0.6, then 0.6², then 0.6³."
+            "A token is accepted only if all before it were: 0.6, then 0.6², then 0.6³."
         ),
     }
-    return guess(ratio, tokens / 1.5, mistakes, "(1 + α + α² + α³) over (3 c + 1.2).")
+    return guess(ratio, tokens / 1.5, mistakes, "Divide (1 + α + α² + α³) by (3 c + 1.2).")
 
 
 @check("Two of four")
 def check_two_of_four(function) -> str | None:
-    """`function(weights) -> list`: of every four the two smallest by size are 0."""
+    """Check `function(weights) -> list`: in every four, the two of smallest size are 0."""
     for weights in (
         [0.1, -3.0, 2.0, 0.5],
         [5.0, -6.0, 0.1, 7.0, 1.0, 2.0, -3.0, 0.2],
@@ -80,7 +83,7 @@ def check_two_of_four(function) -> str | None:
 
 def _fours_mistake(weights: list[float], value: list[float]) -> str:
     if len(value) != len(weights):
-        return f"{len(value)} numbers came back for {len(weights)}: zeros stay in their places."
+        return f"you return {len(value)} numbers for {len(weights)}; zeros stay in their places."
     if value == weights:
         return "nothing was set to zero."
     by_value = []
@@ -88,8 +91,10 @@ def _fours_mistake(weights: list[float], value: list[float]) -> str:
         four = sorted(weights[at : at + 4])[2:]
         by_value += [w if w in four else 0.0 for w in weights[at : at + 4]]
     if value == by_value:
-        return "you kept the largest numbers; a weight of -3 matters more than one of 0.5: compare sizes."
+        return "you kept the largest numbers; compare sizes, because -3 matters more than 0.5."
     half = sorted(map(abs, weights))[len(weights) // 2 :]
     if value == [w if abs(w) in half else 0.0 for w in weights]:
-        return "you took the smallest half of all; 2:4 chooses within every four neighbours."
-    return f"for {weights} came {value}: of each four neighbours, the two of largest size stay."
+        return "you took the smallest half of all weights; choose two in every four neighbours."
+    return (
+        f"for {weights} you return {value}; of each four neighbours, keep the two of largest size."
+    )

@@ -1,4 +1,4 @@
-"""Notebook 04, what it costs: what a sample can show, an exact test of flips, and scores that cannot fall."""
+"""Notebook 04, what it costs: the smallest difference, a test of flips, and scores that can fall."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FLIPS = 6  # the fewest that a fair coin rarely throws all alike
 
 @check("The smallest difference")
 def check_smallest(points) -> str | None:
-    """Points that 164 problems can show at best: six flips, all in one direction."""
+    """Check the smallest difference, in points, that 164 problems can show: six flips."""
     mistakes = {
         5 / 164 * 100: (
-            "Five coins all alike happen by chance once in sixteen times: not rare enough for 95 %."
+            "Five equal coins happen by chance once in sixteen times, which is too often for 95 %."
         ),
-        1 / 164 * 100: "One flip is a coin tossed once.",
+        1 / 164 * 100: "One flip is one toss of a coin; it shows nothing.",
         2.0: "That is the claim. How many flips must there be before a fair coin is rejected?",
-        6 / 164: "In points, please: times 100.",
+        6 / 164: "Give points: multiply by 100.",
     }
     return guess(
         points, 6 / 164 * 100, mistakes, "The least n with 2 / 2**n < 0.05, over 164, times 100."
@@ -34,7 +34,7 @@ def check_smallest(points) -> str | None:
 
 @check("Are the flips a fair coin?")
 def check_flips(function) -> str | None:
-    """`function(fell, rose) -> p`: exact, two-sided."""
+    """Check `function(fell, rose) -> p`: the exact two-sided p value."""
     for fell, rose in ((9, 2), (6, 0), (5, 0), (2, 9), (4, 4), (0, 0), (12, 5)):
         value = float(attempt(function, fell, rose))
         n, least = fell + rose, min(fell, rose)
@@ -44,32 +44,33 @@ def check_flips(function) -> str | None:
             continue
         said = f"for {fell} that fell and {rose} that rose you return {value:.4g}. "
         if isclose(value, tail, abs_tol=1e-9):
-            return (
-                said
-                + "That is one side; a split as uneven the other way is as surprising: double it."
-            )
+            return said + "That is one side; double it, because the other side is as unlikely."
         if isclose(value, 2 * tail, abs_tol=1e-9):
             return said + "A probability is at most 1."
         if isclose(value, comb(n, least) / 2**n, abs_tol=1e-9):
-            return said + "That is exactly this split; add those that are more uneven still."
+            return (
+                said + "That is the probability of this split; add those of the more uneven splits."
+            )
         return (
             said
-            + "Twice the sum of comb(n, k) / 2**n for k up to the smaller of the two, at most 1."
+            + "Take twice the sum of comb(n, k) / 2**n for k up to the smaller count, at most 1."
         )
     return None
 
 
 @check("Which scores can fall?")
 def check_can_fall(names) -> str | None:
-    """The names of SCORES whose fall to chance could be shown with these items."""
+    """Check the names of SCORES for which these items could show a fall to chance."""
     if isinstance(names, str) or not set(names) <= set(SCORES):
-        return f"Give a set with names out of {', '.join(SCORES)}."
+        return f"Give a set of names from {', '.join(SCORES)}."
     for name, (right, n, chance, low) in SCORES.items():
         able = low > chance and right - chance * n >= FLIPS
         if able and name not in names:
-            return f"{name} can: its interval begins above chance, and {right - chance * n:.0f} items lie above it."
+            return (
+                f"{name} can: its interval begins above chance, by {right - chance * n:.0f} items."
+            )
         if not able and name in names:
             if low <= chance:
-                return f"{name} cannot: its interval, from {low:.1%} on, holds what guessing gives, {chance:.0%}."
+                return f"{name} cannot: its interval begins at {low:.1%} and includes chance, {chance:.0%}."
             return f"{name} cannot: only {right} items are right, and fewer than {FLIPS} flips show nothing."
     return None

@@ -1,4 +1,4 @@
-"""Notebook 03, choosing what to lose: KL, the rule of four, one step of GPTQ, and spending bits."""
+"""Notebook 03, choosing what to lose: KL, the rule of four, a step of GPTQ, and spending bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUDGET = 15
 
 @check("KL of two distributions")
 def check_kl(function) -> str | None:
-    """`function(p, q) -> nats`: sum of p (log p - log q)."""
+    """Check `function(p, q) -> nats`: the sum of p (log p - log q)."""
     cases = (
         ([0.7, 0.2, 0.1], [0.3, 0.4, 0.3]),
         ([0.9, 0.1, 0.0], [0.6, 0.3, 0.1]),
@@ -28,9 +28,7 @@ def check_kl(function) -> str | None:
         try:
             value = float(attempt(function, list(p), list(q)))
         except ValueError:
-            return (
-                "log of 0 was asked for: a token that p gives no chance adds nothing; leave it out."
-            )
+            return "you took the log of 0; a token with p = 0 adds nothing, so leave it out."
         terms = [(a, b) for a, b in zip(p, q) if a > 0]
         right = sum(a * (log(a) - log(b)) for a, b in terms)
         back = sum(b * (log(b) - log(a)) for a, b in terms if b > 0)
@@ -38,32 +36,29 @@ def check_kl(function) -> str | None:
             continue
         said = f"for p = {p}, q = {q} you return {value:.4g}. "
         if value != value:
-            return (
-                said
-                + "0 * log 0 is NaN to a computer and 0 in the limit: leave out tokens with p = 0."
-            )
+            return said + "0 * log 0 is NaN on a computer; leave out tokens with p = 0."
         mistakes = {
-            back: "That is the other direction: p, the unchanged model, stands in front.",
+            back: "That is the other direction; p, the unchanged model, comes first.",
             right / log(2): "That is in bits; use the natural logarithm.",
-            -right: "The sign: log p - log q.",
+            -right: "The sign is wrong; it is log p - log q.",
             sum((abs(a - b) for a, b in zip(p, q))): (
                 "That is the sum of differences; KL weighs *log*-differences by p."
             ),
         }
         return said + next(
             (w for wrong, w in mistakes.items() if isclose(value, wrong, rel_tol=1e-4)),
-            "p * (log p - log q), summed.",
+            "Sum p * (log p - log q).",
         )
     return None
 
 
 @check("The rule of four")
 def check_rule_of_four(kl) -> str | None:
-    """KL at 6 bits where 4 bits lose 0.24 nats, by the rule."""
+    """Check the KL at 6 bits by the rule, if 4 bits lose 0.24 nats."""
     mistakes = {
-        0.06: "That is one bit more; two were added.",
-        0.12: "A bit halves the *step*; the loss goes with its square.",
-        3.84: "The wrong way: more bits lose less.",
+        0.06: "That is one bit more; add two.",
+        0.12: "A bit halves the *step*; the loss is proportional to its square.",
+        3.84: "That is the wrong direction; more bits lose less.",
     }
     return guess(
         kl,
@@ -75,7 +70,10 @@ def check_rule_of_four(kl) -> str | None:
 
 @check("One step of GPTQ")
 def check_compensate(function) -> str | None:
-    """`function(w, H) -> float`: the second weight after the first was rounded to a whole number."""
+    """Check `function(w, H) -> float`.
+
+    It returns the second weight after the first was rounded to a whole number.
+    """
     cases = (
         ([0.7, 0.4], [[2.0, 1.0], [1.0, 4.0]]),
         ([1.4, -0.3], [[1.0, 0.9], [0.9, 1.0]]),
@@ -89,17 +87,17 @@ def check_compensate(function) -> str | None:
             continue
         mistakes = {
             w[1]: (
-                "You left the second weight alone: where inputs go together, it can make "
-                "up for the first."
+                "You did not change the second weight. If its input correlates with the first, "
+                "it can compensate for the first."
             ),
             w[1] + change * H[0][1] / H[1][1]: (
-                "The sign: the second weight moves *against* the first one's change."
+                "The sign is wrong; the second weight moves *against* the change of the first."
             ),
             w[1] - change * H[0][1] / H[0][0]: (
-                "Divide by H[1][1]: how much the second weight matters itself."
+                "Divide by H[1][1], the weight of the second weight's own error."
             ),
             w[1] - change: (
-                "As much as the first moved, against it: right only where both inputs are equal."
+                "That is the first weight's change with the other sign; it is right only if both inputs are equal."
             ),
             float(round(right)): "Do not round the second weight yet.",
         }
@@ -114,13 +112,13 @@ def check_compensate(function) -> str | None:
 
 @check("Spending bits")
 def check_spend(bits) -> str | None:
-    """{part: bits} of least total loss with at most 15 bits over the three parts."""
+    """Check {part: bits} of the smallest total loss with at most 15 bits for three parts."""
     if not isinstance(bits, dict) or set(bits) != set(LOSSES):
         return f"Give a dictionary with a number of bits for each of {', '.join(LOSSES)}."
     if not all(value in LOSSES[part] for part, value in bits.items()):
-        return "Only 3, 4 and 8 bits were measured."
+        return "Give each part 3, 4 or 8 bits; only these were measured."
     if sum(bits.values()) > BUDGET:
-        return f"That takes {sum(bits.values())} bits; {BUDGET} are there."
+        return f"That takes {sum(bits.values())} bits; use at most {BUDGET}."
 
     def loss(choice) -> float:
         return sum(LOSSES[part][value] for part, value in choice.items())
@@ -130,5 +128,5 @@ def check_spend(bits) -> str | None:
     if isclose(loss(bits), loss(best)):
         return None
     if bits["down"] != 8:
-        return f"That loses {loss(bits):.2f}. Look where 8 bits save most against 4 for the same price."
-    return f"That loses {loss(bits):.2f}; {loss(best):.2f} is possible. With 8 bits spent, one of the others gets 4, the other 3."
+        return f"That loses {loss(bits):.2f}. Find the part for which 8 bits instead of 4 save the most."
+    return f"That loses {loss(bits):.2f}; {loss(best):.2f} is possible. If one part has 8 bits, the others get 4 and 3."

@@ -1,4 +1,4 @@
-"""Show where the newest queries attend to, from the keys that a cache stores.
+"""Compute the attention of the newest queries from the keys in a cache.
 
     weights[h, s] = softmax over s of (q_h . k_s) / sqrt(D)
 
@@ -39,7 +39,7 @@ def last_weights(
 
 
 class Watched:
-    """A cache that remembers the queries of the last pass, layer by layer."""
+    """A cache that stores the queries of the last pass for each layer."""
 
     def __init__(self, cache: KVCache):
         self.cache, self.queries, self.scales = cache, {}, {}

@@ -48,7 +48,7 @@ def predicted_clock(
 
 def random_tokens(model, count: int, seed: int = 0) -> list[int]:
     if count < 1:
-        raise BadRequest(f"a text of {count} tokens was asked for; give at least 1.")
+        raise BadRequest(f"The text has {count} tokens; give at least 1.")
     source = torch.Generator().manual_seed(seed)
     return torch.randint(model.config.vocab_size, (count,), generator=source).tolist()
 

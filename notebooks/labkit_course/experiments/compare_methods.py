@@ -1,4 +1,4 @@
-"""Quantize one model in many ways and judge each on the same text against the original.
+"""Quantize one model in many ways and compare each with the original on the same text.
 
     bench = Trials(model, passages, statistics)
     bench.run("int4_g64_zp", "gptq")        a Trial: bits per weight, KL and top-1 per slice
@@ -146,7 +146,7 @@ def parts_by_depth(model: nn.Module, depths: int) -> dict[str, tuple[str, ...]]:
     """Return {"mlp.down 0-9": names}: linear layers by kind and by `depths` ranges of layers."""
     count, found = len(model.layers), {}
     if not 1 <= depths <= count:
-        raise BadRequest(f"{depths} ranges of {count} layers were requested; give 1 to {count}.")
+        raise BadRequest(f"{depths} ranges of {count} layers are not possible; give 1 to {count}.")
     for name, module in model.named_modules():
         layer = layer_of(name)
         if isinstance(module, nn.Linear) and layer is not None:
@@ -163,7 +163,7 @@ def hidden_states(model: nn.Module, tokens: Tensor, counts: Sequence[int]) -> Te
 
 
 class _Given(nn.Module):
-    """Replacement of an embedding: vectors that are already known."""
+    """A replacement of an embedding that returns stored vectors."""
 
     def __init__(self, x: Tensor):
         super().__init__()

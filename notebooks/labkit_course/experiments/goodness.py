@@ -1,4 +1,4 @@
-"""Do drawn tokens follow a distribution? Pearson's chi-square, to show that a rule is right.
+"""Test with Pearson's chi-square if sampled tokens follow a distribution.
 
 Cells that expect fewer than 5 draws are merged into one. A right rule is rejected at 1 % once in a
 hundred seeds; a wrong one must be rejected if enough tokens are drawn.
@@ -17,7 +17,7 @@ FEWEST = 5.0  # expected draws that a cell of its own needs
 
 @dataclass(frozen=True)
 class Fit:
-    """`p` is 0 if something was drawn that has no probability."""
+    """The result of a test. `p` is 0 if a token of probability 0 was sampled."""
 
     statistic: float
     freedom: int
@@ -31,7 +31,7 @@ class Fit:
 
 
 def goodness_of_fit(counts: Sequence[float], distribution: Sequence[float]) -> Fit:
-    """Return how well `counts` fit `distribution`, cell by cell."""
+    """Test if `counts` fit `distribution`; cells that expect fewer than 5 are merged."""
     drawn, share = np.asarray(counts, float), np.asarray(distribution, float)
     expected = drawn.sum() * share / share.sum()
     if drawn[expected == 0].any():

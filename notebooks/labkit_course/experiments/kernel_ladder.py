@@ -2,7 +2,7 @@
 
     float32        4 bytes per weight, PyTorch's product
     bfloat16       2 bytes per weight, the same operator
-    unpacked       the format's bits, made into float32 on every call, then multiplied
+    unpacked       the format's bits, dequantized to float32 on every call, then multiplied
     packed         the format's bits, unpacked inside PyTorch's operator (if it has one)
     native         the format's bits in labkit's own order, activations in INT8
 

@@ -1,4 +1,4 @@
-"""Compare who should share a scale in a KV cache: rounding errors, predicted and measured.
+"""Compare groupings of a KV cache's scales: rounding errors, predicted and measured.
 
     predicted = sqrt(mean over groups of (step^2 / 12)),  step = (max - min) / (2^bits - 1)
     measured  = sqrt(mean (rounded - number)^2)
@@ -30,7 +30,7 @@ def keys_and_values(model, tokens: Sequence[int]) -> tuple[list[Tensor], list[Te
         for layer in model.config.kv_shape.layers
     ):
         raise BadRequest(
-            "This model's layers do not each hold keys and values of their own; choose one whose layers do."
+            "Some layers of this model have no keys and values of their own; choose another model."
         )
     cache = ContiguousCache(
         model.config.kv_shape, capacity=len(tokens), dtype=model.dtype, device=model.device

@@ -34,7 +34,7 @@ def made_up(
     found, tokens = get_kv_format(kv_format), whole_number(tokens, "tokens", 1)
     if not found.packed and found.name not in DTYPES:
         raise BadRequest(
-            f"KV format {found.name} is a number for plans; choose one that can be stored."
+            f"KV format {found.name} is for plans only; choose a format that a cache can store."
         )
     maker: Callable = quantized_cache(found) if found.packed else ContiguousCache
     cache = maker(

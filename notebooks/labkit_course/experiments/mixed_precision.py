@@ -44,7 +44,7 @@ PASSAGES, TOKENS = 16, 96  # of calibration text, per kind
 def by_output_error(
     loss: PartLoss, statistics: Mapping[str, InputStatistics], measured: str = "int4_g64_zp"
 ) -> Callable[[Mapping[str, str]], float]:
-    """Return a cheap replacement of `loss` for `search`: {part: format} -> nats, one part at a time."""
+    """Return a cheap estimate of `loss` for `search`: {part: format} -> nats, for one part."""
     alone = {part: loss({part: measured}) for part in loss.parts}
 
     def output_error(part: str, format: str) -> float:

@@ -37,7 +37,7 @@ def conversation_lengths(
 ) -> list[int]:
     """Return the tokens of `count` conversations: log-normal, many short ones and a long tail."""
     if count < 1:
-        raise BadRequest(f"{count} conversations have no lengths; give at least 1.")
+        raise BadRequest(f"count is {count}; give at least 1 conversation.")
     source = random.Random(seed)
     return [
         min(max(round(source.lognormvariate(0, spread) * median), 8), most) for _ in range(count)

@@ -1,4 +1,4 @@
-"""Predict speculative decoding from one half of the prompts, then measure it on the other.
+"""Predict speculative decoding from one half of the prompts and measure it on the other.
 
     alpha, draft lengths   first half: accepted / examined, and tokens drafted per pass
     cost of a pass         first half: draft, verify and overhead, in interleaved plain steps
@@ -28,7 +28,7 @@ from labkit.speculate import Drafter
 
 @dataclass(frozen=True)
 class Trial:
-    """One drafter on one kind of prompt, with counts of the half that was timed."""
+    """One drafter on one kind of prompt, with the counts of the measured half."""
 
     drafter: str
     task: str
@@ -39,7 +39,7 @@ class Trial:
     alpha: float | None
     draft_yield: float | None
     accepted_length: float
-    c: float  # seconds a drafted token, the reading of prompts included, / a plain step
+    c: float  # seconds per drafted token, prompts included, / a plain step
     same_tokens: bool
 
     @property
@@ -49,7 +49,7 @@ class Trial:
 
 
 def predicted_speedup(passes: Sequence[tuple[int, int]], alpha: float, pass_cost: float) -> float:
-    """Return the speed-up at this alpha for passes [(drafted, accepted)] seen elsewhere.
+    """Return the speed-up at this alpha for passes [(drafted, accepted)] from other prompts.
 
     `pass_cost` is the mean cost of a pass in plain steps.
     """
@@ -61,7 +61,7 @@ def predicted_speedup(passes: Sequence[tuple[int, int]], alpha: float, pass_cost
 
 
 def halves(task: str, tokenizer, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return `count` prompts to learn from and `count` others, interleaved."""
+    """Return `count` prompts for the prediction and `count` others for the measurement."""
     ids = [prompt.ids(tokenizer) for prompt in prompts(task)[: 2 * count]]
     return ids[0::2], ids[1::2]
 
@@ -78,7 +78,7 @@ def predict_and_measure(
     lengths: Mapping[str, int] = LENGTHS,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[Trial]:
-    """Run every drafter on every task; predictions use the first half of the prompts alone."""
+    """Run every drafter on every task; predictions use only the first half of the prompts."""
     trials = []
     for task in tasks:
         on_progress(task)

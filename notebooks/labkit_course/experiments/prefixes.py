@@ -1,8 +1,8 @@
-"""Measure what a prefix hit is worth, and what its speed reveals to others.
+"""Measure the time that a prefix hit saves, and what other tenants can learn from it.
 
 `ttft_by_asker`   one prompt, asked again by its tenant (hit), by another tenant, and with nothing
                   stored. The last two must be equal within noise.
-`guess`           somebody tries each candidate and takes the fastest for what a victim asked.
+`guess`           an attacker tries each candidate; the fastest is the guess of the victim's prompt.
                   `salted`: tenants are separated, as the store does; otherwise they share.
 
 Every request computes one token. Limitation: on a busy machine a single guess is noise.
@@ -103,7 +103,7 @@ def prefill_times(model, lengths: Sequence[int], *, repeats: int = 3) -> dict[in
 
 @dataclass(frozen=True)
 class Guess:
-    """Seconds of each candidate, and the index of the one that the victim asked."""
+    """Seconds of each candidate, and the index of the victim's prompt."""
 
     seconds: tuple[float, ...]
     truth: int

@@ -21,7 +21,7 @@ from labkit.errors import BadRequest
 
 
 def why_not() -> str | None:
-    """None where the recipe runs, else one sentence."""
+    """Return why the recipe cannot run, or None."""
     if not hasattr(getattr(torch, "quantization", None), "quantize_dynamic"):
         return f"torch {torch.__version__} no longer has torch.quantization.quantize_dynamic."
     if torch.backends.quantized.engine in (None, "none"):
@@ -32,9 +32,7 @@ def why_not() -> str | None:
 def quantize_dynamic(model: nn.Module) -> nn.Module:
     """Apply the recipe to a copy of a float32 model on the CPU."""
     if reason := why_not():
-        raise BadRequest(
-            f"{reason} The exhibit is left out; labkit.quant.quantize_model is what replaces it."
-        )
+        raise BadRequest(f"{reason} This part is skipped; use labkit.quant.quantize_model instead.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that it is obsolete, which is said above
         return torch.quantization.quantize_dynamic(

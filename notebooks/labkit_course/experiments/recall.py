@@ -1,4 +1,4 @@
-"""Test if a cache still knows what it read: a text, then questions about it.
+"""Test recall through a cache: read a text, then answer questions about it.
 
     margin = log p(first token of the right answer) - max over wrong answers of the same, in nats
 

@@ -19,11 +19,11 @@ E4M3_MAX, E2M1_MAX = 448.0, 6.0
 def representable(
     format: str | NumberFormat, low: float = -1.0, high: float = 1.0
 ) -> tuple[float, ...]:
-    """Return the values, rising, of a group whose weights lie between `low` and `high`."""
+    """Return the sorted values of a group whose weights are between `low` and `high`."""
     format = get_format(format)
     if not low <= 0 <= high or low == high:
         raise BadRequest(
-            f"A range from {low} to {high} was given; give one that holds 0 and is not empty."
+            f"The range is {low} to {high}; give a range that includes 0 and is not empty."
         )
     reach = max(-low, high)
     if format.kind == "integer":

@@ -59,7 +59,7 @@ def serve(
 ) -> list[Served]:
     """Predict every setting, then run `repeats` rounds over all of them."""
     if new_tokens < 2:
-        raise BadRequest(f"{new_tokens} new tokens have no time per output token; give at least 2.")
+        raise BadRequest(f"new_tokens is {new_tokens}; a time per output token needs at least 2.")
     predicted = [
         predict(shape, times, batch=s.batch, prompt_tokens=s.prompt_tokens, new_tokens=new_tokens)
         for s in settings

@@ -24,14 +24,14 @@ KINDS = ("magnitude", "2:4")
 
 
 def mask(weight: Tensor, kind: str) -> Tensor:
-    """Return True for each weight [N, K] that stays; half of them do."""
+    """Return a mask [N, K] that is True for the half of the weights that stay."""
     if kind == "magnitude":
         place = weight.abs().flatten().kthvalue(weight.numel() // 2).values
         return weight.abs() > place
     if kind == "2:4":
         if weight.shape[-1] % 4:
             raise BadRequest(
-                f"2:4 goes by fours along the input, and {weight.shape[-1]} is no multiple of 4."
+                f"2:4 needs inputs in fours, and {weight.shape[-1]} is not a multiple of 4; choose another matrix."
             )
         fours = weight.abs().unflatten(-1, (-1, 4))
         kept = torch.zeros_like(fours, dtype=torch.bool).scatter_(

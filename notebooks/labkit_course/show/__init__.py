@@ -1,1 +1,1 @@
-"""Figures, tables and sliders of the notebooks, in one house style."""
+"""Figures, tables and sliders of the notebooks."""

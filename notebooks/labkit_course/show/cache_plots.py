@@ -20,9 +20,7 @@ def channels_plot(
 ) -> None:
     """Draw sizes[token][channel], none below 0; `most` is black (default: the largest)."""
     if not len(sizes) or min(min(row) for row in sizes) < 0:
-        raise BadRequest(
-            "sizes are drawn, and none may be below 0; give absolute values of at least one token"
-        )
+        raise BadRequest("The plot shows sizes; give absolute values of at least one token.")
     ax.imshow(sizes, cmap="Greys", aspect="auto", vmin=0, vmax=most, interpolation="nearest")
     finish(ax, "channel", "token", title)
     ax.grid(visible=False)
@@ -32,10 +30,10 @@ def channels_plot(
 def attention_plot(
     ax, weights: Sequence[Sequence[float]], answers: Sequence[int], *, most: float, title: str = ""
 ) -> None:
-    """Draw weights[question][line]; `answers[question]` is the line that holds the answer."""
+    """Draw weights[question][line]; `answers[question]` is the line with the answer."""
     if len(weights) != len(answers):
         raise BadRequest(
-            f"{len(weights)} rows of weights and {len(answers)} answers were given; give one for each"
+            f"{len(weights)} rows of weights and {len(answers)} answers do not match; give one answer per row."
         )
     ax.imshow(weights, cmap="Greys", aspect="auto", vmin=0, vmax=most, interpolation="nearest")
     ax.plot(

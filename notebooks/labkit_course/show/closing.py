@@ -1,4 +1,4 @@
-"""The closing table of a notebook: quantities predicted and measured, also written as records.
+"""The closing table of a notebook: predicted and measured quantities, written as records.
 
 A line is added once, so the table for people and the result file for programs agree. A measured
 value is a number, or a Timing or Ratio of `labkit.lab.measure.clock` with its interval.
@@ -79,7 +79,7 @@ class Closing:
                 writer.write(record)
 
     def table(self) -> pandas.DataFrame:
-        """Return the lines for people: predicted, measured, and the interval."""
+        """Return the lines as a table: predicted, measured, and the interval."""
         return table([_row(line) for line in self.lines])
 
 

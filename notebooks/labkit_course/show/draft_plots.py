@@ -1,4 +1,4 @@
-"""Show what drafting did to a text: who wrote each token, and what each pass kept.
+"""Show which tokens of a text were drafted, and how many each pass accepted.
 
 `coloured`: the text as static HTML; drafted tokens are underlined, so it reads without colour.
 `pass_plot`: one bar per target pass: kept, rejected, and the target's own token.
@@ -18,10 +18,10 @@ OWN = "background:#f6e3b5"
 
 
 def coloured(pieces: Sequence[str], drafted: Sequence[bool], title: str = "") -> str:
-    """Return HTML of a text given token by token; `drafted` says which tokens were drafted."""
+    """Return HTML of a text; `drafted` is true for each piece that was drafted."""
     if len(pieces) != len(drafted):
         raise BadRequest(
-            f"{len(pieces)} pieces of text and {len(drafted)} origins; give one for each token"
+            f"{len(pieces)} pieces of text and {len(drafted)} origins do not match; give one of each per token."
         )
     spans = []
     for piece, kept in zip(pieces, drafted):
@@ -51,7 +51,7 @@ def show_coloured(pieces: Sequence[str], drafted: Sequence[bool], title: str = "
 def pass_plot(ax, passes: Sequence[tuple[int, int]], *, title: str = "") -> None:
     """Draw [(drafted, accepted), ...] as stacked bars."""
     if not passes:
-        raise BadRequest("there is no pass to draw; give at least one")
+        raise BadRequest("There is no pass to draw; give at least one.")
     x = range(1, len(passes) + 1)
     kept = [accepted for _, accepted in passes]
     wasted = [drafted - accepted for drafted, accepted in passes]

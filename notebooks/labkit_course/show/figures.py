@@ -74,7 +74,7 @@ def curve_style(index: int) -> dict:
     """Return colour, marker and dash of the curve number `index`; a plot has at most four."""
     if not 0 <= index < len(COLOURS):
         raise BadRequest(
-            f"curve {index + 1} was asked for; a readable plot holds at most {len(COLOURS)}: draw two plots instead"
+            f"Curve {index + 1} is too many; a plot has at most {len(COLOURS)}, so draw two plots."
         )
     return {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": DASHES[index]}
 

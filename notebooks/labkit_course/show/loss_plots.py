@@ -1,4 +1,4 @@
-"""Plot what fewer bits lose: KL over bits per weight, and a map of a model's sensitivity.
+"""Plot the loss of fewer bits: KL over bits per weight, and a map of sensitivity.
 
 `bits_loss_plot`: one series per method, points with intervals, KL on a logarithmic axis.
 `map_plot`: a matrix of numbers, dark if large, each cell labelled with its number.
@@ -22,7 +22,7 @@ def bits_loss_plot(
     ax,
     series: Mapping[str, Sequence[Point]],
     *,
-    ylabel: str = "KL [nats a token]",
+    ylabel: str = "KL [nats per token]",
     xlabel: str = "bits a weight, all-in",
     title: str = "",
     joined: bool = True,
@@ -30,12 +30,12 @@ def bits_loss_plot(
     """Draw {name: [(bits, (KL, low, high)), …]}, at most four series; `joined` adds lines."""
     if len(series) > len(COLOURS):
         raise BadRequest(
-            f"{len(series)} series were given; a readable plot holds at most {len(COLOURS)}: draw two"
+            f"{len(series)} series are too many; a plot has at most {len(COLOURS)}, so draw two."
         )
     points = [point for one in series.values() for point in one]
     if not points or min(point[1][0] for point in points) <= 0:
         raise BadRequest(
-            "KL stands on a logarithmic axis and must be above 0; leave out the point that loses nothing"
+            "A KL is not above 0, and the axis is logarithmic; leave out points without loss."
         )
     for index, (name, one) in enumerate(series.items()):
         one = sorted(one)
@@ -68,15 +68,17 @@ def map_plot(
     """Draw values[row][column], all above 0, shaded by their logarithm."""
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise BadRequest(
-            f"the map has {len(rows)} rows and {len(columns)} columns, but its values have another shape"
+            f"the map has {len(rows)} rows and {len(columns)} columns, but its values have another shape; give one value per cell."
         )
     smallest = min(value for row in values for value in row)
     if smallest <= 0:
-        raise BadRequest("a map is shaded by logarithms; all its values must be above 0")
+        raise BadRequest(
+            "A value of the map is not above 0; give values above 0, because the shades are logarithmic."
+        )
     shades = [[log(value) for value in row] for row in values]
     ax.imshow(shades, cmap="Greys", aspect="auto")
     flat = [shade for row in shades for shade in row]
-    middle = (min(flat) + max(flat)) / 2  # where black on grey turns harder to read than white
+    middle = (min(flat) + max(flat)) / 2  # darker cells have white text
     size = 9 if len(columns) <= 10 else 5.5
     for y, row in enumerate(values):
         for x, value in enumerate(row):

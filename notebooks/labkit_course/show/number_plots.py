@@ -19,7 +19,7 @@ def number_line_plot(
 ) -> None:
     """Draw {name: values} as ticks on a line, with their number at its end."""
     if not rows or not all(len(values) for values in rows.values()):
-        raise BadRequest("a number line needs at least one value a row; an empty row was given")
+        raise BadRequest("A row of the number line is empty; give at least one value per row.")
     for row, values in enumerate(rows.values()):
         ax.hlines(row, min(values), max(values), color="#bbbbbb", linewidth=0.8)
         width = 1.6 if len(values) <= 32 else 0.6
@@ -40,7 +40,7 @@ def rounding_plot(
     """Draw weights as rings, their rounded values as dots, the values of the grid as lines."""
     if len(weights) != len(held):
         raise BadRequest(
-            f"{len(weights)} weights and {len(held)} rounded ones were given; give one for each"
+            f"{len(weights)} weights and {len(held)} rounded ones do not match; give one per weight."
         )
     places = range(len(weights))
     for value in grid:

@@ -133,7 +133,9 @@ def prediction_plot(
     """Draw measured over predicted, {series: [(predicted, measured), …]}; the diagonal is exact."""
     every = [value * scale for series in points.values() for pair in series for value in pair]
     if not every or min(every) <= 0:
-        raise BadRequest("a prediction plot needs at least one pair, and all values above zero")
+        raise BadRequest(
+            "A prediction plot needs at least one pair and values above 0; check the values."
+        )
     low, high = min(every) / 1.6, max(every) * 1.6
     ends = (low, high)
     bottom, top = ([end * (1 + side * tolerance) for end in ends] for side in (-1, 1))

@@ -1,4 +1,4 @@
-"""Turn rows of dictionaries into a DataFrame that reads well on any front end.
+"""Make readable DataFrames from rows of dictionaries.
 
 The unit is in the header, never in the cells. Bytes are binary (KiB, MiB, GiB); a column has one
 unit, the largest in which its smallest entry is at least 1.
@@ -36,7 +36,7 @@ def table(rows: Sequence[Mapping], *, units: Mapping[str, str] | None = None) ->
     shows as an em dash.
     """
     if not rows:
-        raise BadRequest("a table needs at least one row; no rows were given")
+        raise BadRequest("There are no rows; give at least one.")
     units = dict(units or {})
     columns = list(rows[0])
     unknown = sorted(set(units) - set(columns))

@@ -1,4 +1,4 @@
-"""Plot what a change costs on several tasks: a dot with its interval, filled if it is decided.
+"""Plot the cost of a change on several tasks: dots with intervals, filled if significant.
 
 A hollow dot does not prove that nothing changed: its interval shows how large a change can be.
 """
@@ -27,10 +27,12 @@ def difference_plot(
     """Draw series[name][row]: a difference with its interval, or None; at most four series."""
     if len(series) > len(COLOURS):
         raise BadRequest(
-            f"{len(series)} series were given; a plot takes at most {len(COLOURS)}: draw two plots"
+            f"{len(series)} series are too many; a plot has at most {len(COLOURS)}, so draw two plots."
         )
     if any(len(dots) != len(rows) for dots in series.values()):
-        raise BadRequest(f"a series needs one dot or None for each of the {len(rows)} rows")
+        raise BadRequest(
+            f"A series has another length than the {len(rows)} rows; give one dot or None for each."
+        )
     ax.axvline(0, color=INK, linewidth=1.0)
     step = 0.7 / len(series)
     for index, (name, dots) in enumerate(series.items()):

@@ -14,7 +14,7 @@ from labkit_course.show.figures import figure, png
 
 
 def can_slide() -> bool:
-    """Return True if somebody can move a slider: a live kernel, ipywidgets, not the runner."""
+    """Return True if a slider can be moved: with ipywidgets, and not under the runner."""
     if os.environ.get("LABKIT_RUN_DIR") or os.environ.get("LABKIT_STATIC"):
         return False
     try:
@@ -35,7 +35,7 @@ def slider(
     """
     values = list(values)
     if start not in values:
-        raise BadRequest(f"the slider starts at {start!r}; it can stand at {values}")
+        raise BadRequest(f"The slider starts at {start!r}; choose one of {values}.")
     figure(draw(start), name, alt=alt, caption=caption)
     if not can_slide():
         return None
