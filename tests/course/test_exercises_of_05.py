@@ -102,9 +102,9 @@ def test_the_pictures_draw_every_row_and_mark_every_answer():
     assert list(right.lines[0].get_xdata()) == [1, 0] and right.images[0].get_clim() == (0, 0.9)
 
 
-def test_pictures_of_other_numbers_are_refused():
+def test_numbers_that_a_plot_cannot_show_are_errors():
     _, ax = canvas()
-    with pytest.raises(BadRequest, match="below 0"):
+    with pytest.raises(BadRequest, match="absolute values"):
         channels_plot(ax, [[-1.0]])
-    with pytest.raises(BadRequest, match="one for each"):
+    with pytest.raises(BadRequest, match="one answer per row"):
         attention_plot(ax, [[0.5]], [0, 1], most=1.0)

@@ -20,10 +20,10 @@ def test_a_number_line_says_how_many_values_there_are():
         number_line_plot(ax, {"none": []}, xlabel="value")
 
 
-def test_rounding_wants_one_held_value_a_weight():
+def test_a_rounding_plot_needs_one_rounded_value_per_weight():
     fig, ax = canvas()
     rounding_plot(ax, [0.1, 0.2], [0.0, 0.25], [0.0, 0.25])
-    with pytest.raises(BadRequest, match="one for each"):
+    with pytest.raises(BadRequest, match="one per weight"):
         rounding_plot(ax, [0.1], [0.0, 0.25], [0.0])
 
 

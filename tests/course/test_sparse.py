@@ -41,8 +41,8 @@ def test_the_weights_come_back_also_after_an_error():
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in before.items())
 
 
-def test_what_is_not_there_is_refused():
+def test_unknown_sparsity_and_other_widths_are_errors():
     with pytest.raises(BadRequest, match="1:4"):
         mask(torch.ones(2, 4), "1:4")
-    with pytest.raises(BadRequest, match="6 is no multiple"):
+    with pytest.raises(BadRequest, match="6 is not a multiple"):
         mask(torch.ones(2, 6), "2:4")

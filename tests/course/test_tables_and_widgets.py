@@ -45,10 +45,10 @@ def test_units_scale_from_seconds_and_shares():
     }
 
 
-def test_a_unit_for_no_column_is_refused():
+def test_a_unit_for_an_unknown_column_is_an_error():
     with pytest.raises(BadRequest, match="tpot"):
         table([{"arm": "plain"}], units={"tpot": "ms"})
-    with pytest.raises(BadRequest, match="at least one row"):
+    with pytest.raises(BadRequest, match="There are no rows"):
         table([])
 
 
