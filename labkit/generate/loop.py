@@ -1,15 +1,15 @@
 """Plain decoding: one prefill, then one token per step.
 
-The baseline of every ratio in the lab.
+The lab compares every other way of decoding with this one.
 
     prefill   the whole prompt (or chunks of it) -> logits of its last token -> token 1      (TTFT)
     decode    token i -> logits -> token i + 1, until an end token, a stop string or the budget (TPOT)
 
-Prompts of unequal length are padded on the right, and each row gives the same tokens as
-it gives alone. A row that has ended leaves the batch, so the others do not pay for it.
-Cost per token: one forward pass; the loop around it adds a few microseconds (greedy:
-one argmax and one transfer). A token is known on the CPU before the next step starts,
-so the clock needs no further synchronisation.
+Prompts of unequal length are padded on the right. Each row gives the same tokens as it
+gives alone. A row that has ended leaves the batch, so the others do not pay for it.
+Cost per token: one forward pass, and a few microseconds for the loop. With greedy
+decoding, the loop does one argmax and one transfer. Each token is on the CPU before the
+next step starts, so the clock needs no other synchronization.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from labkit.kernels.device import synchronize
 
 
 def decode(request: Request) -> Tokens:
-    """Yield every token of every row as it is known."""
+    """Yield each token of each row as soon as it is known."""
     batch = Batch(request)
     yield from batch.begin()
-    while batch.live() and not request.cancelled():
-        batch.drop_finished()
+    while batch.next_rows():
         pieces = [row.new_tokens(batch.cache is not None) for row in batch.rows]
         logits = forward(request.model, batch.cache, pieces)[:, 0]
         yield from batch.choose(logits)
@@ -45,9 +44,9 @@ def decode(request: Request) -> Tokens:
 class Batch:
     """Rows that run together over one cache.
 
-    Rows that have ended leave it, unless the cache was given: its owner keeps all rows,
-    and those that have ended feed no token. `slack`: tokens that the cache must be able
-    to take back.
+    A row that has ended leaves the batch. If the cache was given by the caller, the row
+    stays in it and reads no more tokens. `slack` is the number of tokens that the cache
+    must be able to rewind.
     """
 
     def __init__(self, request: Request, slack: int = 0):
@@ -57,20 +56,34 @@ class Batch:
         self.rows = [row for row in request.rows if self.given or row.reason is None]
 
     def live(self) -> list[int]:
-        """Return the places of the rows that go on."""
+        """Return the indices of the rows that have not ended."""
         return [i for i, row in enumerate(self.rows) if row.reason is None]
 
+    def next_rows(self) -> list[Row]:
+        """Return the rows of the next pass; none if all have ended or the request is cancelled.
+
+        Rows that have ended leave the batch, unless the cache was given.
+        """
+        live = self.live()
+        if not live or self.request.cancelled():
+            return []
+        rows = [self.rows[i] for i in live]
+        if not self.given and len(rows) < len(self.rows):
+            if self.cache is not None:
+                self.cache.select(live)
+            self.rows = rows
+        return rows
+
     def begin(self, states: list[Tensor] | None = None) -> list[Token]:
-        """Read the prompts and return each row's first token.
+        """Make the cache, read the prompts and return each row's first token.
 
         See `prefill` for `states`.
         """
         if not self.live() or self.request.cancelled():
             return self.cancel()
-        model = self.request.model
+        model, maker = self.request.model, self.request.cache
         synchronize(model.device)
         self.start = perf_counter()
-        maker = self.request.cache
         if maker is not None and not isinstance(maker, KVCache):
             capacity = max(len(row.prompt) + row.budget - 1 for row in self.rows)
             options = {"capacity": capacity, "dtype": model.dtype, "device": model.device}
@@ -80,23 +93,20 @@ class Batch:
         return self.cancel() if logits is None else self.choose(logits)
 
     def prefill(self, states: list[Tensor] | None = None) -> Tensor | None:
-        """Return logits [B, V] after each prompt, from the tokens not cached.
+        """Run the prompt tokens that are not cached; return logits [B, V] after each prompt.
 
-        Returns None if the request was cancelled.
-
-        `states` receives, for each row, the hidden states [T, E] of the tokens that
-        were run.
+        Returns None if the request was cancelled. `states` receives one tensor per row:
+        the hidden states [T, E] of the tokens that were run.
         """
         cached = [0] * len(self.rows)
         if self.cache is not None:
-            # A prompt that is cached entirely leaves nothing to compute: its last token runs again.
+            # If the whole prompt is cached, its last token runs again and gives the logits.
             cached = [
                 length - (length == len(row.prompt) and row.reason is None)
                 for length, row in zip(self.cache.lengths, self.rows)
             ]
             self.cache.rewind(cached)
-        prompts = [row.prompt if row.reason is None else () for row in self.rows]
-        pieces = [prompt[n:] for n, prompt in zip(cached, prompts)]
+        pieces = [row.prompt[n:] if row.reason is None else () for n, row in zip(cached, self.rows)]
         longest = max(map(len, pieces))
         chunk, logits, hidden = self.request.options.prefill_chunk or longest, None, []
         for first in range(0, longest, chunk):
@@ -115,13 +125,20 @@ class Batch:
             states.extend(map(torch.cat, zip(*hidden)))
         return logits
 
+    @torch.inference_mode()
     def choose(self, logits: Tensor) -> list[Token]:
-        """Add a token to each live row from logits [B, V]."""
-        live = self.live()
+        """Choose a token for each live row from logits [B, V], and add it."""
+        live, sampling, ends = self.live(), self.request.sampling, self.request.end_ids
         rows = [self.rows[i] for i in live]
         logits = logits if len(live) == len(self.rows) else logits[live]
-        new = [[token] for token in choose(logits, rows, self.request)]
-        return [token for (token,) in self.take(rows, new)]
+        if sampling.plain_greedy:
+            ids = greedy(logits)
+        else:
+            ids = [
+                sample(scores, sampling, row.past(ends), row.generator)
+                for scores, row in zip(logits, rows)
+            ]
+        return [token for (token,) in self.take(rows, [[id] for id in ids])]
 
     def take(self, rows: Sequence[Row], new: Sequence[Sequence[int]]) -> list[list[Token]]:
         """Add each row's new tokens, up to the one that ends it."""
@@ -131,33 +148,23 @@ class Batch:
             for row, ids in zip(rows, new)
         ]
 
-    def drop_finished(self) -> None:
-        """Let rows that have ended leave the batch."""
-        live = self.live()
-        if not self.given and len(live) < len(self.rows):
-            if self.cache is not None:
-                self.cache.select(live)
-            self.rows = [self.rows[i] for i in live]
-
     def cancel(self) -> list[Token]:
-        """End the rows that are still live."""
+        """End all rows that have not ended; return their closing tokens."""
         return [self.rows[i].cancel() for i in self.live()]
 
 
 @torch.inference_mode()
 def forward(model: Any, cache: KVCache | None, pieces: Sequence[Sequence[int]], **options) -> Any:
-    """Run one pass over each row's new tokens.
+    """Run one pass over each row's new tokens; return logits [B, 1, V] after the last of each.
 
-    Return logits [B, 1, V] after the last of each.
-
-    `options` are the model's: `last_only=False` gives every token's logits,
-    `return_hidden` the hidden states as well. If the pass fails, the cache is as
-    before.
+    `options` are those of the model: with `last_only=False`, every token has logits;
+    with `return_hidden`, the hidden states are returned, too. If the pass fails, the
+    cache is as before.
     """
     counts = [len(piece) for piece in pieces]
     width = max(counts)
     ragged = min(counts) < width
-    if ragged:  # padding, dropped by `counts`
+    if ragged:  # the padding is dropped by `counts`
         pieces = [(*piece, *(0,) * (width - len(piece))) for piece in pieces]
     tokens = torch.tensor(pieces, device=model.device)  # [B, T]
     with rewound_on_error(cache):
@@ -166,7 +173,7 @@ def forward(model: Any, cache: KVCache | None, pieces: Sequence[Sequence[int]], 
 
 @contextmanager
 def rewound_on_error(cache: KVCache | None) -> Iterator[None]:
-    """Give a cache its old lengths back if what runs inside fails.
+    """Rewind a cache to its old lengths if the code inside raises an error.
 
     A cache that cannot be rewound that far is left unchanged, and the original error is
     raised.
@@ -181,14 +188,3 @@ def rewound_on_error(cache: KVCache | None) -> Iterator[None]:
             with suppress(BadRequest):
                 cache.rewind(before)
         raise
-
-
-@torch.inference_mode()
-def choose(logits: Tensor, rows: Sequence[Row], request: Request) -> list[int]:
-    """Return the next token of each row from its logits [B, V]."""
-    if request.sampling.plain_greedy:
-        return greedy(logits)
-    return [
-        sample(scores, request.sampling, row.past(request.end_ids), row.generator)
-        for scores, row in zip(logits, rows)
-    ]

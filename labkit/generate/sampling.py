@@ -22,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +85,7 @@ class Sampling:
         )
         object.__setattr__(self, "bad_words", tuple(map(tuple, self.bad_words)))  # hashable
 
-    @property
+    @cached_property
     def plain_greedy(self) -> bool:
         """Whether the next token is the largest logit, with no penalty and no ban."""
         return self.temperature == 0 and not self.changes_logits

@@ -2,14 +2,17 @@
 
     draft    d1 .. dn                        cheap, one after another (or looked up)
     verify   one pass over [last, d1 .. dn]  reads the weights once for n + 1 tokens
-    keep     d1 .. da and one of the target's own   (`verify`: same text greedy, same distribution)
-    rewind   the cache to all but the last token, in each row for itself
+    keep     d1 .. da and one token of the target   (see `labkit.generate.verify`)
+    rewind   the cache to all tokens but the last, separately in each row
 
-It works with any drafter and any cache: a cache says how many tokens one pass may add
-(`most_at_once`) so that it can go back and the answer is that of single steps; if that
-is 1, this is plain decoding. It pays if a token is cheaper to check than to make:
-decoding is bound by reading weights. It loses if drafts fail or cost much, and at
-batches where arithmetic is the limit.
+Greedy text stays the same, and sampled text keeps its distribution. Any drafter and any
+cache can be used. A cache says how many tokens one pass may add (`most_at_once`) so
+that it can be rewound and the answers are those of single steps. If that number is 1,
+this is plain decoding.
+
+It pays if checking a token is cheaper than making one: decoding is limited by reading
+the weights. When it loses: drafts that are rejected or cost much, and batches so large
+that arithmetic is the limit.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter as now
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from labkit.generate.drafter import NOTHING, Draft, Drafter
 from labkit.generate.loop import Batch, forward, rewound_on_error
 from labkit.generate.request import Request
 from labkit.generate.row import Row, Tally, Token, Tokens
-from labkit.generate.verify import InvalidDraft, Verdict, verify_greedy, verify_row
+from labkit.generate.verify import InvalidDraft, Judged, verify_greedy, verify_row
 
 
 class DrafterFailed(RuntimeError):
@@ -38,34 +40,33 @@ class DrafterFailed(RuntimeError):
 
 
 def speculate(request: Request, drafter: Drafter, longest: int, watch: Watch) -> Tokens:
-    """Yield every token of every row, as many per target pass as the target accepts."""
+    """Yield every token of every row; one target pass gives as many as it accepts."""
     batch = Batch(request, slack=longest)
     states: list[Tensor] | None = [] if drafter.wants_hidden else None
     with rewound_on_error(batch.cache):
         yield from batch.begin(states)
         begin(drafter, batch, states)
-        while batch.live() and not request.cancelled():
-            batch.drop_finished()
-            rows = [batch.rows[i] for i in batch.live()]
-            with watch("draft_s"):
-                drafts = propose(drafter, batch, rows, longest)
-            with watch("verify_s"):
-                verdicts, states = verify(batch, drafts, drafter.wants_hidden)
-            with watch("overhead_s"):
-                tokens = batch.take(rows, [new for new, _ in verdicts])
-                accepted = [min(kept, len(taken)) for taken, (_, kept) in zip(tokens, verdicts)]
-                if batch.cache is not None:
-                    batch.cache.rewind([len(row.history) - 1 for row in batch.rows])
-            with watch("draft_s"):
-                observe(drafter, rows, accepted, states)
+        while rows := batch.next_rows():
+            watch.start()
+            drafts = propose(drafter, batch, rows, longest)
+            watch.lap("draft_s")
+            judged, states = verify(batch, rows, drafts, drafter.wants_hidden)
+            watch.lap("verify_s")
+            tokens = batch.take(rows, [new for new, _ in judged])
+            accepted = [min(kept, len(taken)) for taken, (_, kept) in zip(tokens, judged)]
+            if batch.cache is not None:
+                batch.cache.rewind([len(row.history) - 1 for row in batch.rows])
+            watch.lap("overhead_s")
+            observe(drafter, rows, accepted, states)
+            watch.lap("draft_s")
             watch.count(rows, drafts, tokens, accepted)
-            for taken in tokens:  # last: whoever stops reading here leaves everything in order
+            for taken in tokens:  # last, so that all is in order if the reader stops here
                 yield from taken
         yield from batch.cancel()
 
 
 def begin(drafter: Drafter, batch: Batch, states: Sequence[Tensor] | None) -> None:
-    """Hand the target's cache and the rows that go on to the drafter."""
+    """Give the drafter the target's cache and the rows that have not ended."""
     live = batch.live()
     if live:
         with blamed(drafter):
@@ -76,7 +77,7 @@ def begin(drafter: Drafter, batch: Batch, states: Sequence[Tensor] | None) -> No
 
 
 def propose(drafter: Drafter, batch: Batch, rows: Sequence[Row], longest: int) -> list[Draft]:
-    """Return a draft per live row, no longer than its budget and its cache allow."""
+    """Return a draft per row, no longer than its budget and its cache allow."""
     # A pass gives one token more than was drafted, and the budget is exact.
     limits = [min(longest, row.budget - len(row.tokens) - 1) for row in rows]
     if batch.cache is not None:
@@ -92,50 +93,50 @@ def propose(drafter: Drafter, batch: Batch, rows: Sequence[Row], longest: int) -
         if not isinstance(draft, Draft):
             raise InvalidDraft(f"The drafter {drafter.name} proposed {draft!r}; give a Draft.")
         tokens, q = draft.tokens, draft.probabilities
-        asked_for = len(tokens) <= limit and all(0 <= token < V for token in tokens)
-        if not asked_for or (q is not None and tuple(q.shape) != (len(tokens), V)):
+        valid = len(tokens) <= limit and (not len(tokens) or 0 <= min(tokens) <= max(tokens) < V)
+        if not valid or (q is not None and tuple(q.shape) != (len(tokens), V)):
             raise InvalidDraft(
                 f"The drafter {drafter.name} proposed {list(tokens)}; give at most {limit} ids from 0 "
-                f"to {V - 1}, and with probabilities one row of {V} per token."
+                f"to {V - 1}. Probabilities have one row of {V} per token."
             )
     return drafts
 
 
 @torch.inference_mode()
 def verify(
-    batch: Batch, drafts: Sequence[Draft], wants_hidden: bool
-) -> tuple[list[Verdict], list[Tensor] | None]:
-    """Judge the drafts in one pass.
+    batch: Batch, rows: Sequence[Row], drafts: Sequence[Draft], wants_hidden: bool
+) -> tuple[list[Judged], list[Tensor] | None]:
+    """Judge the drafts of the live `rows` in one pass.
 
-    Also return hidden states from each row's last token on.
+    If wanted, also return each row's hidden states from its last token on.
     """
     request, cached, live = batch.request, batch.cache is not None, batch.live()
     pieces: list[Sequence[int]] = [()] * len(batch.rows)
-    for i, draft in zip(live, drafts):
-        pieces[i] = [*batch.rows[i].new_tokens(cached), *draft.tokens]
+    for i, row, draft in zip(live, rows, drafts):
+        pieces[i] = [*row.new_tokens(cached), *draft.tokens]
+
+    def from_last_token(values: Tensor) -> list[Tensor]:
+        starts = [-len(draft.tokens) - 1 for draft in drafts]
+        return [values[i, : len(pieces[i])][start:] for i, start in zip(live, starts)]
+
     options = {"last_only": False, "return_hidden": wants_hidden}
     out = forward(request.model, batch.cache, pieces, **options)
     logits, states = out if wants_hidden else (out, None)
-    # Each row's logits from its last token on; with a cache, that is all of them.
-    spans = [
-        slice(len(pieces[i]) - len(draft.tokens) - 1, len(pieces[i]))
-        for i, draft in zip(live, drafts)
-    ]
     if request.sampling.plain_greedy and cached:
-        verdicts = verify_greedy(logits if len(live) == len(batch.rows) else logits[live], drafts)
+        judged = verify_greedy(logits if len(live) == len(batch.rows) else logits[live], drafts)
     else:
-        verdicts = [
-            verify_row(logits[i, span], draft, batch.rows[i], request.sampling, request.end_ids)
-            for i, span, draft in zip(live, spans, drafts)
+        judged = [
+            verify_row(scores, draft, row, request.sampling, request.end_ids)
+            for scores, draft, row in zip(from_last_token(logits), drafts, rows)
         ]
-    return verdicts, None if states is None else [states[i, span] for i, span in zip(live, spans)]
+    return judged, None if states is None else from_last_token(states)
 
 
 def observe(
     drafter: Drafter, rows: Sequence[Row], accepted: Sequence[int], states: list[Tensor] | None
 ) -> None:
-    """Tell the drafter what was kept, and which rows go on."""
-    stay = [place for place, row in enumerate(rows) if row.reason is None]
+    """Tell the drafter which tokens were accepted, and which rows go on."""
+    stay = [i for i, row in enumerate(rows) if row.reason is None]
     if stay:
         hidden = states and [own[: kept + 1] for own, kept in zip(states, accepted)]
         with blamed(drafter):
@@ -146,7 +147,7 @@ def observe(
 
 @contextmanager
 def blamed(drafter: Drafter) -> Iterator[None]:
-    """Re-raise a drafter's exception as DrafterFailed, with the drafter's name."""
+    """Raise a drafter's error as DrafterFailed, with the drafter's name."""
     try:
         with torch.inference_mode():
             yield
@@ -154,27 +155,28 @@ def blamed(drafter: Drafter) -> Iterator[None]:
         raise
     except Exception as error:
         raise DrafterFailed(
-            f"The drafter {drafter.name} failed ({type(error).__name__}: {error}); the target and "
-            "its cache are as before: decode without a drafter or use another one."
+            f"The drafter {drafter.name} failed ({type(error).__name__}: {error}). The target and "
+            "its cache are as before; decode without a drafter or use another one."
         ) from error
 
 
 class Watch:
-    """Time the phases of each pass and count what drafting did, per row.
+    """Time the phases of each pass and count drafted and accepted tokens, per row.
 
-    `with watch("draft_s"):` adds the seconds inside to that phase of the current pass,
-    and `count` ends the pass. The loop reads nothing of it.
+    `start` begins a pass. `lap` adds the seconds since the last call to a phase. `count`
+    ends the pass. The loop never reads these numbers.
     """
 
     def __init__(self, rows: int):
         self.tallies = [Tally() for _ in range(rows)]
-        self.seconds: dict[str, Any] = {}
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        began = now()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now() - began
+    def start(self) -> None:
+        self.seconds = dict.fromkeys(("draft_s", "verify_s", "overhead_s"), 0.0)
+        self.last = now()
+
+    def lap(self, phase: str) -> None:
+        began, self.last = self.last, now()
+        self.seconds[phase] += self.last - began
 
     def count(
         self,
@@ -191,4 +193,3 @@ class Watch:
             examined = kept + (len(taken) > kept and kept < drafted)
             counts = (drafted, examined, kept, 1, steps)
             self.tallies[row.index] += Tally(*counts, **self.seconds, passes=[(drafted, kept)])
-        self.seconds = {}

@@ -39,7 +39,7 @@ from labkit.generate.sampling import (
     sample,
 )
 
-Verdict = tuple[list[int], int]  # tokens to add, and how many of them were drafted
+Judged = tuple[list[int], int]  # tokens to add, and how many of them were drafted
 
 
 class InvalidDraft(ValueError):
@@ -76,7 +76,7 @@ def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
 
 def verify_row(
     logits: Tensor, draft: Draft, row: Row, sampling: Sampling, end_ids: frozenset[int]
-) -> Verdict:
+) -> Judged:
     """Judge a draft by logits [n + 1, V], after the last token and each drafted one.
 
     Raises InvalidLogits for a row of logits that is reached, never for one after a
@@ -101,16 +101,16 @@ def verify_row(
     return [*draft.tokens, bonus], n
 
 
-def verify_greedy(logits: Tensor, drafts: Sequence[Draft]) -> list[Verdict]:
+def verify_greedy(logits: Tensor, drafts: Sequence[Draft]) -> list[Judged]:
     """Judge the drafts of all rows at once if the largest logit decides: logits [B, T, V]."""
     best = logits.argmax(-1, keepdim=True)  # [B, T, 1]; the lowest id among equals
     choices, largest = best[..., 0].tolist(), logits.gather(-1, best)[..., 0].tolist()
-    verdicts = []
+    judged = []
     for draft, choice, values in zip(drafts, choices, largest):
         kept = 0
         while kept < len(draft.tokens) and draft.tokens[kept] == choice[kept]:
             kept += 1
         if not all(map(math.isfinite, values[: kept + 1])):
             raise InvalidLogits("The largest logit is not finite, so no token can be chosen.")
-        verdicts.append(([*draft.tokens[:kept], choice[kept]], kept))
-    return verdicts
+        judged.append(([*draft.tokens[:kept], choice[kept]], kept))
+    return judged
