@@ -1,14 +1,16 @@
 """Generate text: sampling, stopping, streaming, and decoding with or without a drafter.
 
-generate(model, "Once upon a time", max_new_tokens=64).text
-generate(model, prompts, drafter=Lookup())               drafters are in `labkit.speculate`
-for token in stream(model, "Once upon a time"): print(token.text, end="")
-python -m labkit.generate                                plain, cached and speculative, compared
+    generate(model, "Once upon a time", max_new_tokens=64).text
+    generate(model, prompts, drafter=Lookup())
+    for token in stream(model, "Once upon a time"): print(token.text, end="")
+
+Drafters are in `labkit.speculate`. `python -m labkit.generate` compares decoding without
+a cache, with a cache, and with a drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
@@ -35,19 +37,22 @@ def generate(
     prefixes: PrefixView | Sequence[PrefixView] | None = None,
     **options,
 ) -> Completion | list[Completion]:
-    """Continue one prompt (text or token ids) or a list of them.
+    """Continue one prompt, or each prompt of a list.
 
-    A list in gives a list out.
+    A prompt is a text or token ids. One prompt gives one completion, and a list gives a
+    list.
 
-    drafter       proposes tokens that the model checks; the text stays what it is without
+    drafter       proposes tokens that the model checks; greedy text stays the same, and
+                  sampled text keeps its distribution
     draft_length  tokens drafted per pass; 0: plain decoding; "auto": as many as pay
-    prefixes      a view of a prefix store, or one per prompt, whose cached beginnings are reused
-    options       the fields of `Options`: max_new_tokens, sampling, end_ids, stop, cache, on_token ...
+    prefixes      a view of a prefix store, or one view per prompt; cached beginnings of
+                  prompts are reused
+    options       the fields of `Options`: max_new_tokens, sampling, end_ids, stop, ...
 
     Raises BadRequest before any work.
     """
-    given = {"drafter": drafter, "draft_length": draft_length, "prefixes": prefixes}
-    request, watch, tokens = _start(model, prompts, **given, **options)
+    options |= {"drafter": drafter, "draft_length": draft_length, "prefixes": prefixes}
+    request, watch, tokens = _start(model, prompts, **options)
     with closing(tokens):
         for _ in tokens:
             pass
@@ -58,10 +63,10 @@ def generate(
 
 
 def stream(model: Decoder, prompts: Prompts, **arguments) -> Tokens:
-    """Do the same token by token; the texts together are the completion's text.
+    """Yield each `Token` of `generate` as soon as it is known.
 
-    The arguments are those of `generate`. They are checked at the call, before the
-    first token.
+    The arguments are those of `generate`, and they are checked at once. The texts of all
+    tokens of a row together are the text of its completion.
     """
     return _start(model, prompts, texts=True, **arguments)[2]
 
@@ -69,33 +74,30 @@ def stream(model: Decoder, prompts: Prompts, **arguments) -> Tokens:
 def _start(
     model, prompts, texts=False, drafter=None, draft_length=4, prefixes=None, **options
 ) -> tuple[Request, Watch, Tokens]:
-    """Check everything; return the request and the tokens to come."""
+    """Check all arguments; return the request, its watch and the generator of tokens."""
     known = [field.name for field in fields(Options)]
     for name in set(options) - set(known):
         raise BadRequest(f"There is no option {name!r}; the options are {', '.join(known)}.")
-    asked = Options(**options)
-    request = prepare(model, prompts, asked, texts or asked.on_token is not None)
+    checked = Options(**options)
+    request = prepare(model, prompts, checked, texts or checked.on_token is not None)
     watch, decoder = Watch(len(request.rows)), decode
     if drafter is not None:
-        decoder = partial(speculate, watch=watch, **_checked(drafter, draft_length, model))
+        if not isinstance(drafter, Drafter):
+            raise BadRequest(
+                f'drafter is {drafter!r}; give a Drafter, such as make_drafter("lookup", model).'
+            )
+        drafter.check(model)
+        longest = LONGEST
+        if draft_length == "auto":
+            drafter = adaptive(drafter)
+        else:
+            longest = whole_number(draft_length, 'draft_length (which may also be "auto")', 0)
+        decoder = partial(speculate, drafter=drafter, longest=longest, watch=watch)
     tokens = decoder(request) if prefixes is None else with_prefixes(request, prefixes, decoder)
-    return request, watch, tokens if asked.on_token is None else _handed_on(tokens, asked.on_token)
+    return request, watch, _calling(checked.on_token, tokens) if checked.on_token else tokens
 
 
-def _checked(drafter: object, draft_length: int | str, target: Decoder) -> dict:
-    if not isinstance(drafter, Drafter):
-        raise BadRequest(
-            f"drafter is {drafter!r}; give a Drafter, such as "
-            'labkit.speculate.make_drafter("lookup", model).'
-        )
-    drafter.check(target)
-    if draft_length == "auto":
-        return {"drafter": adaptive(drafter), "longest": LONGEST}
-    longest = whole_number(draft_length, 'draft_length (which may also be "auto")', 0)
-    return {"drafter": drafter, "longest": longest}
-
-
-def _handed_on(tokens: Tokens, on_token) -> Tokens:
+def _calling(on_token: Callable[[Token], object], tokens: Tokens) -> Tokens:
     with closing(tokens):
         for token in tokens:
             on_token(token)

@@ -1,10 +1,10 @@
 """Compare plain, cached and speculative decoding: the same tokens at different speeds.
 
     python -m labkit.generate            a random tiny model
-    python -m labkit.generate FOLDER     a model's folder or GGUF file
+    python -m labkit.generate FOLDER     the model in a folder or GGUF file
 
-The drafter is a minimal one. It proposes the tokens that followed the last two tokens
-at their previous occurrence. `labkit.speculate` has better ones.
+The drafter is minimal: it proposes the tokens that followed the last two tokens at their
+previous occurrence. `labkit.speculate` has better drafters.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 
 
 class TwoTokens(Drafter):
-    """Draft what followed the last two tokens before; nothing if they are new."""
+    """Draft the tokens after the previous occurrence of the last two; none if they are new."""
 
     name = "two_tokens"
 
     def propose(self, rows, limits):
-        return [Draft(self.follow(row.history, limit)) for row, limit in zip(rows, limits)]
-
-    def follow(self, text: list[int], limit: int) -> list[int]:
-        for end in range(len(text) - 1, 1, -1):
-            if text[end - 2 : end] == text[-2:]:
-                return text[end : end + limit]
-        return []
+        drafts = []
+        for text, limit in zip([row.history for row in rows], limits):
+            ends = (i for i in range(len(text) - 1, 1, -1) if text[i - 2 : i] == text[-2:])
+            end = next(ends, len(text))
+            drafts.append(Draft(text[end : end + limit]))
+        return drafts
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each way of decoding."""
+    """Print one line per way of decoding; return the exit status."""
     if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0 if len(arguments) == 1 else 2

@@ -1,12 +1,13 @@
-"""Draft lengths that follow the running acceptance: as many tokens as pay.
+"""Choose draft lengths from the running acceptance: as many tokens as pay.
 
-    alpha    running mean of accepted / examined of each row, older tokens counting less
-    length   the one with the most tokens per second by `labkit.plan.time`, for this alpha and the costs
-    probing  if that is 0, one short draft after 8, 16, 32 ... plain steps, in case the text has changed
+    alpha    running mean of accepted / examined tokens per row; older tokens count less
+    length   the one with the most tokens per second for this alpha (`labkit.plan.time`)
+    probing  if that length is 0, one short draft after 8, 16, 32 ... plain steps, because
+             the text may have changed
 
-Costs are given (measured) or follow from bytes, never from the clock of this very run,
-so that equal seeds give equal texts. Every call starts alike. It loses a little to a
-fixed length that happens to be right.
+Costs are measured before or follow from bytes. They never come from the clock of the
+same run, so equal seeds give equal texts. Every call starts in the same state. When it
+loses: a fixed length that happens to be right is a little faster.
 """
 
 from __future__ import annotations
@@ -27,24 +28,29 @@ FIRST_PAUSE = 8
 
 @dataclass
 class Pace:
-    """One row: its running acceptance, and for how many passes nothing has been drafted."""
+    """The running acceptance of one row, and how long it has not drafted.
 
-    kept: float = START * WEIGHT
-    seen: float = WEIGHT
+    `accepted` and `examined` are sums of tokens with decaying weights. `waited` counts
+    passes without a draft; after `pause` of them, one token is drafted.
+    """
+
+    accepted: float = START * WEIGHT
+    examined: float = WEIGHT
     pause: int = FIRST_PAUSE
     waited: int = 0
 
     @property
     def alpha(self) -> float:
-        return min(self.kept / self.seen, 0.99)
+        return min(self.accepted / self.examined, 0.99)
 
     def update(self, drafted: int, accepted: int) -> None:
-        for kept in (True,) * accepted + (False,) * (accepted < drafted):
-            self.kept = MEMORY * self.kept + kept
-            self.seen = MEMORY * self.seen + 1
+        """Add the tokens of a draft that were examined: the accepted ones and a rejected one."""
+        for kept in [True] * accepted + [False] * (accepted < drafted):
+            self.accepted = MEMORY * self.accepted + kept
+            self.examined = MEMORY * self.examined + 1
 
     def length(self, costs: SpeculationCosts, limit: int) -> int:
-        """Return how many tokens to draft now."""
+        """Return the number of tokens to draft now, at most `limit`."""
         best = best_draft_length(self.alpha, costs, limit)
         if best:
             self.waited, self.pause = 0, FIRST_PAUSE
@@ -57,12 +63,11 @@ class Pace:
 
 
 class Adaptive(Drafter):
-    """A drafter with an adaptive draft length; made by `adaptive`."""
+    """A drafter with an adaptive draft length, made by `adaptive`."""
 
     def __init__(self, drafter: Drafter, verify: Sequence[float] | None = None):
         self.drafter, self.verify = drafter, verify
         self.name, self.wants_hidden, self.cost = drafter.name, drafter.wants_hidden, drafter.cost
-        self.paces: list[Pace] = []
 
     def check(self, target: Decoder) -> None:
         self.drafter.check(target)
@@ -89,7 +94,8 @@ class Adaptive(Drafter):
         self.drafter.observe(accepted, hidden)
 
     def select(self, keep) -> None:
-        self.paces, self.drafted = [self.paces[place] for place in keep], [0] * len(keep)
+        self.paces = [self.paces[i] for i in keep]
+        self.drafted = [0] * len(keep)
         self.drafter.select(keep)
 
     def map(self, wrap) -> Drafter:
@@ -97,22 +103,20 @@ class Adaptive(Drafter):
 
 
 def adaptive(drafter: Drafter, verify: Sequence[float] | None = None) -> Drafter:
-    """Return `drafter` with lengths that adapt.
+    """Return `drafter` with adaptive lengths.
 
-    In a drafter made of several, each adapts separately.
-
-    `verify[i]` is the measured cost of a target pass over i + 1 tokens, in plain steps.
-    None means `usual_verify`.
+    If it is made of several drafters, each adapts separately. `verify[i]` is the measured
+    cost of a target pass over i + 1 tokens, in plain steps. None means `usual_verify`.
     """
-    return drafter.map(lambda one: Adaptive(one, verify))
+    return drafter.map(lambda part: Adaptive(part, verify))
 
 
 def usual_verify(target: Decoder) -> tuple[float, ...]:
     """Return typical costs of a target pass over 1, 2, 3 ... tokens, in plain steps.
 
-    On CPUs, PyTorch's products of two or three rows are slower than those of four, and
-    the native kernels read the weights once for all. On a GPU a few rows cost as much
-    as one.
+    On CPUs, PyTorch's matrix products are slower for two or three rows than for four.
+    The native kernels read the weights once for all rows. On a GPU, a few rows cost as
+    much as one.
     """
     if target.device.type != "cpu":
         return 1.0, 1.02

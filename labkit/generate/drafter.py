@@ -1,23 +1,24 @@
-"""The contract of a drafter: propose a few tokens that the target may say next.
+"""The contract of a drafter, which proposes tokens that the target may choose next.
 
-    share(cache)                      the target's own cache, to read
-    begin(request, rows, hidden)      a call begins: forget the last one
-    propose(rows, limits) -> [Draft]  one per row, at most limits[i] tokens; fewer or none is allowed; skipped if all limits are 0
-    observe(accepted, hidden)         how many tokens of each row's last draft were kept
+    share(cache)                      gives the target's cache, to read
+    begin(request, rows, hidden)      starts a call: forget the previous one
+    propose(rows, limits) -> [Draft]  one draft per row, of at most limits[i] tokens
+    observe(accepted, hidden)         gives the number of accepted tokens of each row's draft
     select(keep)                      only these rows go on
 
-A `Row` shows `history` (prompt and text so far), `prompt` and `generator` (draw from
-that one, so that equal seeds give equal texts). `request` shows `model` (the target,
-never to be changed), `sampling` and `end_ids`. A drafter serves one call at a time and
-starts every call alike. Whatever it proposes, the text stays right and only the speed
-changes: see `labkit.generate.verify`.
+A drafter may read three fields of a `Row`: `history` (the prompt and its new tokens),
+`prompt` and `generator`. It must draw from that generator, so that equal seeds give equal
+texts. It may read `model` (the target), `sampling` and `end_ids` of the request, and must
+not change the target. A drafter serves one call at a time and starts every call in the
+same state. Its proposals change only the speed, because the target checks them (see
+`labkit.generate.verify`).
 
-`observe` is called after every pass, also if nothing was asked for; the histories have
-grown by then. A drafter with `wants_hidden` gets the target's hidden states (after the
-final norm): in `begin` those of the prompt's tokens, [T, E] per row (the last T, if a
-prefix was cached); in `observe` one for each token that the history has grown by,
-beginning with the token that was last before. So there is a state for every token of
-the history but the last.
+`propose` is skipped if all limits are 0. `observe` follows every pass, when the histories
+have grown. A drafter with `wants_hidden` receives the target's hidden states after the
+final norm. `begin` gives the states of the prompt's tokens, [T, E] per row. If a prefix
+was cached, these are the last T tokens. `observe` gives one state per token added to the
+history, starting with the token that was last before. So every token of the history
+except the last has a state.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from labkit.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens, and the distributions [n, V] that they were drawn from.
+    """Drafted tokens, and the distributions [n, V] from which they were drawn.
 
-    The distributions are None if the tokens were not drawn. V is the target's
+    `probabilities` is None if the tokens were not drawn at random. V is the target's
     vocabulary size.
     """
 
@@ -52,29 +53,29 @@ NOTHING = Draft()
 
 
 class Drafter(ABC):
-    """`cost`: seconds of a drafted token / seconds of a target step, as estimated from bytes."""
+    """The base class of drafters.
+
+    `cost` is seconds of a drafted token / seconds of a target step, estimated from bytes.
+    """
 
     name = "drafter"
     wants_hidden = False
     cost = 0.0
 
     def check(self, target: Decoder) -> None:  # noqa: B027
-        """Raise BadRequest if this drafter cannot draft for `target`.
-
-        Called before any work.
-        """
+        """Raise BadRequest if this drafter cannot draft for `target`; called before any work."""
 
     def share(self, cache: KVCache | None) -> None:  # noqa: B027
         """Receive the target's cache, before `begin`.
 
         `cache` is None if it cannot be shared in this call. A drafter that writes to it
-        must restore its lengths; the target overwrites the entries after them.
+        must restore its lengths. The target overwrites the entries after them.
         """
 
     def begin(  # noqa: B027
         self, request: Request, rows: Sequence[Row], hidden: Sequence[Tensor] | None = None
     ) -> None:
-        """Begin a call, after the prefill and the first token of each row."""
+        """Start a call, after the prefill and the first token of each row."""
 
     @abstractmethod
     def propose(self, rows: Sequence[Row], limits: Sequence[int]) -> list[Draft]:
@@ -84,23 +85,20 @@ class Drafter(ABC):
         """
 
     def observe(self, accepted: Sequence[int], hidden: Sequence[Tensor] | None = None) -> None:  # noqa: B027
-        """Learn how many tokens of each row's last draft were kept."""
+        """Receive the number of accepted tokens of each row's last draft."""
 
     def select(self, keep: Sequence[int]) -> None:  # noqa: B027
-        """Keep only these rows: places in the list of rows that this pass had."""
+        """Keep only these rows, given by their indices in the last `propose`."""
 
     def map(self, wrap: Callable[[Drafter], Drafter]) -> Drafter:
-        """Return this drafter wrapped by `wrap`.
-
-        A drafter made of others wraps each of them.
-        """
+        """Return `wrap(self)`; a drafter made of others wraps each of them instead."""
         return wrap(self)
 
 
 class Growing:
-    """The draft of one row as it grows, token by token, from a draft model's logits.
+    """The draft of one row, built token by token from a draft model's logits.
 
-    `ids` [v]: the token that each logit is for; None: 0 to v - 1.
+    `ids` [v] has the token of each logit. None means the tokens 0 to v - 1.
     """
 
     def __init__(self, request: Request, row: Row, limit: int, ids: Tensor | None = None):
@@ -109,11 +107,9 @@ class Growing:
         self.drawn: list[Tensor] = []
 
     def add(self, logits: Tensor) -> bool:
-        """Add the token that follows, from logits [v].
+        """Choose the next token from logits [v]; return True if another one may follow.
 
-        Return whether another one may follow.
-
-        The sampling settings are the target's, penalties included.
+        The sampling settings, including penalties, are those of the target.
         """
         request, row, ids = self.request, self.row, self.ids
         if request.sampling.plain_greedy:
@@ -130,7 +126,7 @@ class Growing:
                 q = probabilities(scores, request.sampling, past)
                 self.tokens.append(draw(q, row.generator))
                 self.drawn.append(q)
-        except InvalidLogits:  # nothing is left that may be drafted
+        except InvalidLogits:  # no token may be drafted
             return False
         return len(self.tokens) < self.limit
 

@@ -1,12 +1,12 @@
-"""Generate over a prefix store: compute what is not cached, keep what is computed.
+"""Generate with a prefix store: reuse the cached beginning of each prompt and store the rest.
 
-    lookup    the cached beginning becomes the row's first blocks, shared and not copied
-    prefill   the rest of each prompt, at least one token
-    keep      as soon as the first token is known, so that the next request need not wait for the end
+    lookup    the cached beginning becomes the row's first blocks; they are shared, not copied
+    prefill   computes the rest of each prompt, at least one token
+    keep      stores the prompt when its first token is known, so the next request can use it
 
-There is one view per prompt, so a batch may hold rows of several tenants; none sees
-another's entries. A batch that fails keeps nothing, and its blocks go back to the pool.
-It loses on prompts that share nothing: they pay for a look-up and the block tables.
+There is one view per prompt, so a batch may have rows of several tenants. None sees the
+entries of another. A batch that fails stores nothing, and its blocks return to the pool.
+When it loses: prompts that share nothing pay for a look-up and the block tables.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ def with_prefixes(
     prefixes: PrefixView | Sequence[PrefixView],
     decode: Callable[[Request], Tokens],
 ) -> Tokens:
-    """Yield the tokens that `decode` gives over a cache joined from the views' entries."""
+    """Yield the tokens of `decode` with a cache that is joined from the views' entries.
+
+    `prefixes` is one view for all prompts, or one per prompt. Raises BadRequest before
+    any work if their number is wrong.
+    """
     rows, documents = request.rows, request.options.documents
     views = [prefixes] * len(rows) if isinstance(prefixes, PrefixView) else list(prefixes)
     sources: list[Any] = [documents] if request.single else list(documents or [None] * len(rows))
     if len(views) != len(rows) or len(sources) != len(rows):
         raise BadRequest(
-            f"{len(views)} views and {len(sources)} lists of documents were given for {len(rows)} "
-            "prompts; give one for all or one each."
+            f"There are {len(views)} views and {len(sources)} sets of documents for {len(rows)} prompts; "
+            "give one each."
         )
     return _decode(request, views, sources, decode)
 
@@ -50,7 +54,7 @@ def _decode(request: Request, views, sources, decode) -> Tokens:
         request = replace(request, cache=cache)
         check_given_cache(request)
         for token in decode(request):
-            yield token  # before anything is kept: nobody waits for that
+            yield token  # first, so that the reader does not wait for the store
             i = token.row
             if token.id is not None and i not in kept:
                 kept.add(i)

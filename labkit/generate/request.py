@@ -1,8 +1,7 @@
 """Check a request once, before any work.
 
-Every loop (plain, speculative) starts from `prepare` and adds tokens through
-`Row.take`, so that end tokens, budgets, stop strings and streaming mean the same
-everywhere.
+The plain and the speculative loop both start from `prepare` and add tokens with
+`Row.take`. So end tokens, budgets, stop strings and streaming work the same in both.
 """
 
 from __future__ import annotations
@@ -36,15 +35,17 @@ class Options:
 
     max_new_tokens  one number, or one per prompt
     sampling        how tokens are chosen; the default is greedy
-    end_ids         token ids that end a row; None: the model's own, (): none
-    stop            texts that end a row; they are cut off
-    cache           a name of `labkit.cache.CACHES`, a function that makes a cache, or a cache, which
-                    may hold the beginning of each prompt and afterwards holds all but the last token
+    end_ids         token ids that end a row; None: those of the model, (): none
+    stop            one or more texts that end a row; they are not part of its text
+    cache           a name of `labkit.cache.CACHES`, a function that makes a cache, or a cache.
+                    A given cache may have the beginning of each prompt. Afterwards it has all
+                    tokens but the last.
     on_token        a function that is called with each `Token`
-    cancel          a `threading.Event` or a function that returns True to stop; asked before each pass
-    prefill_chunk   the number of prompt tokens per prefill pass; None: all at once
-    documents       with `prefixes`: the documents a prompt was built on, {name: first token that it
-                    could influence}; for several prompts a list of those
+    cancel          a `threading.Event`, or a function that returns True to stop; it is checked
+                    before each pass
+    prefill_chunk   the maximum number of prompt tokens per prefill pass; None: all at once
+    documents       used with `prefixes`: the documents that a prompt was made from,
+                    {name: first token that it could influence}, or a list with one per prompt
     """
 
     max_new_tokens: int | Sequence[int] = 128
@@ -62,9 +63,7 @@ class Options:
             self,
             sampling=Rule("a Sampling(...)", lambda value: isinstance(value, Sampling)),
             on_token=OrNone(Rule("a function of one Token", callable)),
-            cancel=OrNone(
-                Rule("a threading.Event, a function that returns True to stop", _can_stop)
-            ),
+            cancel=OrNone(Rule("a threading.Event, a function that returns True", _can_stop)),
             prefill_chunk=OrNone(Whole(1)),
         )
 
@@ -75,9 +74,9 @@ def _can_stop(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that can be carried out.
+    """A request whose arguments are checked.
 
-    `single`: one prompt was given by itself, not in a list.
+    `single` is True if one prompt was given, not a list.
     """
 
     model: Decoder
@@ -99,17 +98,20 @@ class Request:
 def prepare(model: Decoder, prompts: Prompts, options: Options, texts: bool = False) -> Request:
     """Check everything and encode the prompts.
 
-    `texts`: whether each token comes with its text.
+    `texts` says whether each token needs its text. Raises BadRequest.
     """
-    encoded, single = encode_prompts(model, prompts)
+    many: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    if not isinstance(many, Sequence):
+        raise BadRequest(f"The prompt is {many!r}; give a text, token ids, or a list of those.")
+    single = isinstance(many, str) or len(many) == 0 or isinstance(many[0], Integral)
+    encoded = [_encode(model, prompt, i) for i, prompt in enumerate([many] if single else many)]
     budgets = _budgets(options.max_new_tokens, len(encoded))
     context = model.config.max_positions
     for i, (prompt, budget) in enumerate(zip(encoded, budgets)):
         if context is not None and len(prompt) + budget > context:
             raise BadRequest(
-                f"Prompt {i} of {len(prompt)} tokens and {budget} new ones exceed the model's "
-                f"context of {context}; shorten the prompt or ask for at most "
-                f"{max(context - len(prompt), 0)} new tokens."
+                f"Prompt {i} has {len(prompt)} tokens, and {budget} new ones exceed the model's "
+                f"context of {context}; shorten the prompt or lower max_new_tokens."
             )
     for word in options.sampling.bad_words:
         _token_ids(model, word, "A token of a bad word")
@@ -127,7 +129,9 @@ def prepare(model: Decoder, prompts: Prompts, options: Options, texts: bool = Fa
             stream = TextStream(decoder, strings)
         generator = torch.Generator().manual_seed(options.sampling.seed + i)
         rows.append(Row(i, prompt, budget, generator, stream))
-    request = Request(model, rows, single, _end_ids(model, options.end_ids), cache, options)
+    ends: Any = model.config.eos_ids or () if options.end_ids is None else options.end_ids
+    ends = _token_ids(model, ends if isinstance(ends, Iterable) else [ends], "An end token")
+    request = Request(model, rows, single, frozenset(ends), cache, options)
     check_given_cache(request)
     return request
 
@@ -143,36 +147,25 @@ def check_given_cache(request: Request) -> None:
     )
     if ours != theirs:
         raise BadRequest(
-            "The given cache has other layers, heads or head_dim than the model; "
-            "make one with model.new_cache()."
+            "The given cache has other layers than the model; make one with model.new_cache()."
         )
     if cache.batch != len(rows):
         raise BadRequest(
             f"The given cache has {cache.batch} rows for {len(rows)} prompts; give one row per prompt."
         )
     for row, length in zip(rows, cache.lengths):
-        if length > len(row.prompt):
+        size = len(row.prompt)
+        if length > size:
             raise BadRequest(
-                f"Row {row.index} of the given cache holds {length} tokens and its prompt has "
-                f"{len(row.prompt)}; rewind the cache, or give the whole text as the prompt."
+                f"Row {row.index} of the given cache has {length} tokens and its prompt {size}; "
+                "rewind the cache, or give the whole text as the prompt."
             )
-        needed = len(row.prompt) + row.budget - 1  # the last token is never fed
+        needed = size + row.budget - 1  # the last token is never read
         if row.budget and cache.capacity is not None and needed > cache.capacity:
             raise BadRequest(
-                f"Prompt {row.index} of {len(row.prompt)} tokens and {row.budget} new ones need "
-                f"{needed} tokens and the given cache has a capacity of {cache.capacity}; "
-                "make it larger or ask for fewer."
+                f"Prompt {row.index} and its new tokens need {needed} cached tokens, and the given "
+                f"cache has a capacity of {cache.capacity}; make it larger or ask for fewer tokens."
             )
-
-
-def encode_prompts(model: Decoder, prompts: Prompts) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the token ids of each prompt, and whether one prompt was given by itself."""
-    many: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    if not isinstance(many, Sequence):
-        raise BadRequest(f"The prompt is {many!r}; give a text, token ids, or a list of those.")
-    single = isinstance(many, str) or len(many) == 0 or isinstance(many[0], Integral)
-    many = [many] if single else many
-    return [_encode(model, prompt, i) for i, prompt in enumerate(many)], single
 
 
 def _encode(model: Decoder, prompt: Any, index: int) -> tuple[int, ...]:
@@ -190,27 +183,18 @@ def _encode(model: Decoder, prompt: Any, index: int) -> tuple[int, ...]:
     return (model.config.bos_id,)
 
 
-def _end_ids(model: Decoder, end_ids: int | Iterable[int] | None) -> frozenset[int]:
-    if end_ids is None:
-        end_ids = model.config.eos_ids or ()
-    many = end_ids if isinstance(end_ids, Iterable) else (end_ids,)
-    return frozenset(_token_ids(model, many, "An end token"))
-
-
 def _token_ids(model: Decoder, ids: Iterable[object], what: str) -> tuple[int, ...]:
-    checked = tuple(whole_number(id, what) for id in ids)
-    size = model.config.vocab_size
+    checked, size = tuple(whole_number(id, what) for id in ids), model.config.vocab_size
     for id in checked:
         if not 0 <= id < size:
             raise BadRequest(f"{what} is {id}; this model's token ids go from 0 to {size - 1}.")
     return checked
 
 
-def _budgets(max_new_tokens: int | Sequence[int], rows: int) -> list[int]:
-    many = isinstance(max_new_tokens, Sequence) and not isinstance(max_new_tokens, str)
-    budgets: Any = max_new_tokens if many else [max_new_tokens] * rows
-    if len(budgets) != rows:
+def _budgets(max_new_tokens: Any, rows: int) -> list[int]:
+    each = max_new_tokens if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * rows
+    if len(each) != rows:
         raise BadRequest(
-            f"max_new_tokens has {len(budgets)} numbers for {rows} prompts; give one for all or one each."
+            f"max_new_tokens has {len(each)} numbers for {rows} prompts; give one each."
         )
-    return [whole_number(budget, "max_new_tokens", 0) for budget in budgets]
+    return [whole_number(budget, "max_new_tokens", 0) for budget in each]

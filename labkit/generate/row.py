@@ -1,11 +1,11 @@
-"""One text as it grows: a `Token` at a time, and a `Completion` at the end.
+"""One row of a batch: a `Token` at a time, and a `Completion` at the end.
 
-TTFT, the time to first token, runs from the start of prefill until the token is known
-on the CPU; it belongs to prefill. TPOT is the mean time per token after the first. With
-a drafter, a completion also tells what drafting did:
+TTFT, the time to first token, runs from the start of prefill until the first token is
+known on the CPU. TPOT is the mean time per token after the first. If a drafter was used,
+a completion also has these ratios:
 
-    alpha            accepted / examined: a pass examines tokens up to the first rejected one
-    draft yield      accepted / drafted: lower than alpha, and not the alpha of the formulas
+    alpha            accepted / examined; a pass examines tokens up to the first rejected one
+    draft yield      accepted / drafted; lower than alpha, and not the alpha of the formulas
     accepted length  tokens per target pass; 1 is plain decoding
     c                seconds of a draft step / seconds of a target pass
 """
@@ -28,7 +28,7 @@ StopReason = Literal["end_token", "stop_string", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Token:
-    """One generated token and the text that became certain with it, which may be empty.
+    """One generated token and the text that it completes, which may be empty.
 
     The last token of a row has a `stop_reason` and the rest of the text. A row that was
     cancelled ends with a `Token` whose `id` is None. `text` is None if the model has no
@@ -46,18 +46,16 @@ Tokens = Generator[Token, None, None]
 
 @dataclass
 class Tally:
-    """Counts and seconds of one row's drafting.
+    """Counts and seconds of one row's drafting, without prefill and its first token.
 
-    The first token belongs to prefill and is not in it.
-
-    Seconds and steps are those of the batch while the row was in it.
+    Seconds and steps are those of the whole batch, from passes with this row.
     """
 
     drafted: int = 0
     examined: int = 0
     accepted: int = 0
     target_passes: int = 0
-    draft_steps: int = 0  # drafted tokens of the longest draft in each pass
+    draft_steps: int = 0  # sum over passes of the longest draft's tokens
     draft_s: float = 0.0
     verify_s: float = 0.0
     overhead_s: float = 0.0
@@ -71,12 +69,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished row. `tokens` include the end token.
+    """The result of one row.
 
-    `text` ends before it, or before a stop string.
-
-    `token_times_s`: seconds since the start of prefill, one per token. `tally` and
-    `drafter` are set if a drafter was used.
+    `tokens` include the end token. `text` ends before the end token or stop string.
+    `token_times_s` are seconds since the start of prefill, one per token. `drafter` is
+    the drafter's name; it is None and `tally` has zeros if no drafter was used.
     """
 
     prompt: tuple[int, ...]
@@ -89,12 +86,12 @@ class Completion:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token; None without tokens."""
+        """Time to first token in seconds; None if there are no tokens."""
         return self.token_times_s[0] if self.token_times_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first; None below two tokens."""
+        """Mean seconds per token after the first; None if there are fewer than two tokens."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
@@ -112,9 +109,9 @@ class Completion:
 
     @property
     def c(self) -> float | None:
-        """Draft step time / target pass time in this run.
+        """Seconds of a draft step / seconds of a target pass, in this run.
 
-        Target passes here read several tokens; a benchmark times single steps.
+        These target passes read several tokens; a benchmark times passes of one token.
         """
         tally = self.tally
         draft_s = _ratio(tally.draft_s, tally.draft_steps)
@@ -122,7 +119,7 @@ class Completion:
 
     @property
     def drafted_tokens(self) -> tuple[bool, ...]:
-        """For each token, whether it was drafted; the others are the target's own."""
+        """True for each token that was drafted, False for each that the target chose."""
         origins = [False]
         for _, accepted in self.tally.passes:
             origins += [True] * accepted + [False]
@@ -136,9 +133,10 @@ class Completion:
 
 @dataclass
 class Row:
-    """One text: its prompt, its tokens so far, and why it ended.
+    """One row of a batch: its prompt, its tokens so far, and the reason why it ended.
 
-    `history` is prompt and tokens.
+    `history` has the prompt and the tokens. `times_s` are seconds since the start of
+    prefill, one per token.
     """
 
     index: int
@@ -156,7 +154,7 @@ class Row:
             self.reason = "length"
 
     def new_tokens(self, cached: bool) -> Sequence[int]:
-        """Return what the next pass reads: the last token, or the whole text without a cache."""
+        """Return the tokens that the next pass reads: the last one, or all without a cache."""
         if self.reason is not None:
             return ()
         return self.history[-1:] if cached else self.history
@@ -169,23 +167,20 @@ class Row:
         self.tokens.append(token)
         self.history.append(token)
         self.times_s.append(time_s)
-        text, stopped = "", False
+        text = None if self.stream is None else ""
         if token in end_ids:
             self.reason = "end_token"
         elif self.stream is not None:
             text, stopped = self.stream.push(token)
-        if stopped:
-            self.reason = "stop_string"
-        elif self.reason is None and len(self.tokens) >= self.budget:
+            self.reason = "stop_string" if stopped else None
+        if self.reason is None and len(self.tokens) >= self.budget:
             self.reason = "length"
-        if self.stream is None:
-            return Token(token, None, self.index, self.reason)
-        if self.reason is not None and not stopped:
-            text += self.stream.finish()
+        if self.stream is not None and self.reason in ("end_token", "length"):
+            text = (text or "") + self.stream.finish()
         return Token(token, text, self.index, self.reason)
 
     def cancel(self) -> Token:
-        """End the row here; return a closing `Token` without id, with the text kept back."""
+        """End the row; return a closing `Token` without an id, with the rest of the text."""
         self.reason = "cancelled"
         text = None if self.stream is None else self.stream.finish()
         return Token(None, text, self.index, self.reason)
@@ -193,7 +188,7 @@ class Row:
     def completion(
         self, tokenizer: Tokenizer | None, drafter: str | None = None, tally: Tally | None = None
     ) -> Completion:
-        """Return the finished row."""
+        """Return the result of the row; `tokenizer` gives the text if there is no `stream`."""
         text = None
         if self.stream is not None:
             text = self.stream.text
@@ -210,8 +205,8 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def has_text(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether text precedes the first new token.
+    """Return True if a prompt has tokens other than special ones.
 
-    If not, its leading space may be dropped.
+    If it has none, a leading space of the first new token is dropped.
     """
     return any(token not in tokenizer.special_ids for token in prompt)

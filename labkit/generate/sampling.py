@@ -1,19 +1,20 @@
-"""Choose a token from logits: one rule for every way of decoding.
+"""Choose a token from logits, in the same way for every kind of decoding.
 
-For each token, in this order (that of transformers, so that equal settings mean the
-same distribution):
+These steps change the logits l of one token in this order. It is the order of
+transformers, so equal settings give equal distributions.
 
     penalties      repetition r: l / r if l > 0 else l * r, for all earlier tokens (CTRL, 1909.05858)
                    frequency f, presence p: l - f * count - p * (count > 0), generated tokens only
     bans           end tokens before `min_new_tokens`; the last token of a bad word that has begun
-    temperature t  l / t; 0 is greedy: the largest logit, the lowest id among equals, nothing further
-    top-k          the k largest (lowest ids among equals)
-    top-p          the fewest tokens whose probabilities reach p (Holtzman et al., 1904.09751)
-    min-p          tokens at least min_p times as likely as the most likely one (2407.01082)
+    temperature t  l / t; with 0 (greedy) the largest logit is chosen and the rest is skipped
+    top-k          keep the k largest
+    top-p          keep the fewest tokens whose probabilities reach p (Holtzman et al., 1904.09751)
+    min-p          keep tokens at least min_p times as likely as the most likely one (2407.01082)
 
-`process` returns logits, `probabilities` the distribution, `sample` a token. All work
-on one row [V] in float32. Cost: greedy without penalties is one argmax and skips all
-this; top-p sorts the vocabulary, which is the most expensive part.
+Among equal logits, the lowest id comes first. `process` returns logits, `probabilities`
+the distribution, and `sample` a token. All work on one row [V] in float32. Cost: greedy
+decoding without penalties is one argmax. Otherwise top-p is the most expensive step,
+because it sorts the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -38,11 +38,8 @@ class InvalidLogits(ValueError):
 
 
 def _are_words(value: Any) -> bool:
-    def lists(value: Any) -> bool:
-        return isinstance(value, Sequence) and not isinstance(value, str)
-
-    return lists(value) and all(
-        lists(word) and word and all(map(TOKEN.accepts, word)) for word in value
+    return isinstance(value, Sequence) and all(
+        isinstance(word, Sequence) and word and all(map(TOKEN.accepts, word)) for word in value
     )
 
 
@@ -52,10 +49,10 @@ WORDS = Rule("sequences of token ids, each of at least one id", _are_words)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; the default is greedy. Row r of a batch uses seed + r.
+    """Settings for choosing tokens; the default is greedy.
 
-    `bad_words` are sequences of token ids that must not appear. None turns a filter
-    off. Raises BadRequest for a value that is not allowed.
+    None turns a filter off. `bad_words` are sequences of token ids that must not appear.
+    Row r of a batch uses seed + r. Raises BadRequest for a value that is not allowed.
     """
 
     temperature: float = 0.0
@@ -85,14 +82,14 @@ class Sampling:
         )
         object.__setattr__(self, "bad_words", tuple(map(tuple, self.bad_words)))  # hashable
 
-    @cached_property
+    @property
     def plain_greedy(self) -> bool:
-        """Whether the next token is the largest logit, with no penalty and no ban."""
+        """Whether the largest logit is chosen, without penalties and bans."""
         return self.temperature == 0 and not self.changes_logits
 
     @property
     def changes_logits(self) -> bool:
-        """Whether earlier tokens change the logits."""
+        """Whether penalties or bans change the logits."""
         neutral = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return neutral != (1, 0, 0) or bool(self.min_new_tokens or self.bad_words)
 
@@ -101,7 +98,7 @@ GREEDY = Sampling()
 
 
 class Past(NamedTuple):
-    """What comes before a token: ids so far, how many are the prompt, end tokens."""
+    """The ids before a token, how many of them are the prompt, and the end tokens."""
 
     tokens: Sequence[int] = ()
     num_prompt: int = 0
@@ -112,16 +109,15 @@ NO_PAST = Past()
 
 
 def process(logits: Tensor, sampling: Sampling, past: Past = NO_PAST) -> Tensor:
-    """Return logits [V] to choose from; banned tokens have -inf.
+    """Return the logits [V] to choose from; banned tokens have -inf.
 
-    `logits` [V] are those after `past`. Raises InvalidLogits if no token can be chosen.
+    `logits` [V] are those of the model after `past`. Raises InvalidLogits if no token can
+    be chosen.
     """
-    if logits.ndim != 1:
-        raise ValueError(f"Logits have shape {tuple(logits.shape)}; process one row [V] at a time.")
     scores = logits.float().clone()
     _check_largest(scores.max(), "the model's logits")
     if sampling.changes_logits:
-        _penalise(scores, sampling, past)
+        _penalize(scores, sampling, past)
         _ban(scores, sampling, past)
         _check_largest(scores.max(), "the logits left after the banned tokens")
     if sampling.temperature == 0:
@@ -131,7 +127,10 @@ def process(logits: Tensor, sampling: Sampling, past: Past = NO_PAST) -> Tensor:
 
 
 def probabilities(logits: Tensor, sampling: Sampling, past: Past = NO_PAST) -> Tensor:
-    """Return the distribution [V] that `sample` draws from; greedy is a point mass."""
+    """Return the distribution [V] that `sample` draws from; greedy is a point mass.
+
+    The arguments and errors are those of `process`.
+    """
     scores = process(logits, sampling, past)
     if sampling.temperature == 0:
         return torch.zeros_like(scores).scatter_(0, scores.argmax(0, keepdim=True), 1.0)
@@ -142,7 +141,7 @@ def draw(distribution: Tensor, generator: torch.Generator | None) -> int:
     """Draw a token from `distribution` [V] with one uniform number of a CPU `generator`."""
     uniform = min(torch.rand((), dtype=torch.float64, generator=generator).item(), 1 - 2**-40)
     cumulative = distribution.double().cumsum(0)
-    # `right`: never a token of probability 0.
+    # `right` never gives a token of probability 0.
     return int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
 
 
@@ -152,21 +151,23 @@ def sample(
     past: Past = NO_PAST,
     generator: torch.Generator | None = None,
 ) -> int:
-    """Return the token after `past`. Advances `generator` once, unless greedy."""
+    """Return the token after `past`; draw one number from `generator` unless greedy.
+
+    The other arguments and the errors are those of `process`.
+    """
     if sampling.temperature == 0:
         return int(process(logits, sampling, past).argmax())
     return draw(probabilities(logits, sampling, past), generator)
 
 
 def greedy(logits: Tensor) -> list[int]:
-    """Return the largest logit's id in each row of [B, V], the lowest id among equals.
+    """Return the id of the largest logit in each row of [B, V], the lowest id among equals.
 
-    This is the fast path of plain greedy decoding. Raises InvalidLogits.
+    This is the fast path of greedy decoding without penalties and bans. Raises
+    InvalidLogits if the largest logit of a row is not finite.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        rows = (
-            logits.detach().numpy()
-        )  # NumPy's argmax takes a tenth of the time, and finds NaN too
+        rows = logits.detach().numpy()  # NumPy's argmax is ten times as fast, and finds NaN, too
         ids = rows.argmax(-1).tolist()
         largest = [float(row[id]) for row, id in zip(rows, ids)]
     else:
@@ -184,7 +185,7 @@ def _check_largest(value: Tensor | float, what: str) -> None:
         raise InvalidLogits(f"The largest of {what} is {value}, so no token can be chosen.")
 
 
-def _penalise(scores: Tensor, sampling: Sampling, past: Past) -> None:
+def _penalize(scores: Tensor, sampling: Sampling, past: Past) -> None:
     penalty = sampling.repetition_penalty
     if penalty != 1 and len(past.tokens):
         seen = torch.tensor(sorted(set(past.tokens)), device=scores.device)

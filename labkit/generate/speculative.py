@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter as now
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,7 +172,7 @@ class Watch:
         self.tallies = [Tally() for _ in range(rows)]
 
     def start(self) -> None:
-        self.seconds = dict.fromkeys(("draft_s", "verify_s", "overhead_s"), 0.0)
+        self.seconds: dict[str, Any] = dict.fromkeys(("draft_s", "verify_s", "overhead_s"), 0.0)
         self.last = now()
 
     def lap(self, phase: str) -> None:

@@ -1,12 +1,12 @@
-"""Text as it becomes certain: characters and stop strings may span tokens.
+"""Stream text and find stop strings; characters and stop strings may span tokens.
 
-A byte-level token may end in the middle of a character, so only complete characters are
-given out. Of those, the longest end that could begin a stop string is kept back until
-more text decides. Text that was given out is therefore never taken back, and all of it
-together is exactly the final text. Generation stops with the first token that completes
-a stop string; the text is cut before the string that starts first.
+A byte-level token may end in the middle of a character, so the stream returns only
+complete characters. If their end could begin a stop string, the stream keeps that end
+until the next tokens decide. So returned text never changes, and all returned pieces
+together are exactly the final text. Generation stops with the first token that completes
+a stop string. The text is cut before the stop string that starts first.
 
-Cost per token: its own characters and those kept back, not the whole text.
+Cost per token: its own characters and the kept ones, not the whole text.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def checked_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 class TextStream:
-    """The text of one row: `push` tokens, get the text that each makes certain.
+    """The text of one row, token by token.
 
-    `decoder` turns tokens into complete characters. `text` is all the text given out so
+    `decoder` turns tokens into complete characters. `text` is all the text returned so
     far.
     """
 
@@ -39,11 +39,11 @@ class TextStream:
         self._waiting = ""  # characters that may begin a stop string
 
     def push(self, token: int) -> tuple[str, bool]:
-        """Return the text made certain by `token`, and whether a stop string is complete."""
+        """Add a token; return the text that it completes, and whether a stop string is complete."""
         return self._release(self.decoder.push(token))
 
     def finish(self) -> str:
-        """Return the text still kept back; call this when no token follows."""
+        """Return the rest of the text; call this when no token follows."""
         text, _ = self._release(self.decoder.finish())
         rest, self._waiting = self._waiting, ""
         self.text += rest
@@ -58,7 +58,7 @@ class TextStream:
         return text[:end], bool(starts)
 
     def _overlap(self, text: str) -> int:
-        """Return the length of the longest end of `text` that begins a stop string."""
+        """Return the length of the longest end of `text` that could begin a stop string."""
         sizes = (
             size
             for string in self.stop

@@ -1,21 +1,20 @@
-"""Decide which drafted tokens stay; texts stay as likely as without drafting.
+"""Decide which drafted tokens are kept, without changing the distribution of the text.
 
-The target's distribution p at a drafted token x, and the distribution q that x was
-drawn from:
+Let p be the target's distribution at a drafted token x, and q the distribution from which
+x was drawn.
 
     keep x with probability min(1, p(x) / q(x))
-    else draw from max(p - q, 0), made to sum to 1, and stop there
-    all kept: draw one more token from the target's next distribution (the bonus)
+    if x is rejected: draw from max(p - q, 0), normalized to sum 1, and stop
+    if all are kept: draw one more token from the target's next distribution (the bonus)
 
-Then P(token) = min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p,
-whatever q was (Leviathan et al., 2211.17192; Chen et al., 2302.01318). A draft that was
-not drawn (look-up, an argmax) is a point mass: q(x) = 1. A classic mistake is to use
-probabilities that the token was *not* drawn from. Greedy is the same rule with p a
-point mass: keep x if it is the target's choice. p and q come from
-`sampling.probabilities`, and penalties count every token: the second drafted token
-already knows the first.
+Then P(token) = min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p
+for every q (Leviathan et al., 2211.17192; Chen et al., 2302.01318). A token that was not
+drawn at random (from look-up or an argmax) has q(x) = 1. It is a classic mistake to use
+probabilities from which the token was *not* drawn. With greedy decoding p is a point
+mass, so x is kept if it is the target's choice. p and q come from
+`sampling.probabilities`. Penalties for the second drafted token also count the first.
 
-Cost: greedy, one argmax over the pass; sampling, one softmax per examined token. A pass
+Cost: one argmax over the pass if greedy, else one softmax per examined token. A pass
 always gives at least one token.
 """
 
@@ -47,9 +46,10 @@ class InvalidDraft(ValueError):
 
 
 def acceptance(p: Tensor, q: Tensor | None, token: int) -> float:
-    """Return the probability of keeping `token`: min(1, p / q).
+    """Return the probability min(1, p / q) of keeping `token`.
 
-    `q` None is a point mass.
+    A `q` of None is a point mass at `token`. Raises InvalidDraft if `q` is not a finite
+    number above 0 there.
     """
     drawn = 1.0 if q is None else float(q[token])
     if not 0 < drawn < math.inf:
@@ -58,10 +58,11 @@ def acceptance(p: Tensor, q: Tensor | None, token: int) -> float:
 
 
 def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
-    """Return what to draw from after a rejection: max(p - q, 0), not normalized.
+    """Return the weights to draw from after `token` was rejected: max(p - q, 0).
 
-    If the difference is 0 everywhere, p and q are equal up to rounding, and p is
-    returned.
+    They are not normalized. A `q` of None is a point mass at `token`. If all weights are
+    0, p and q are equal up to rounding, and p is returned. Raises InvalidDraft if `q`
+    has NaN.
     """
     if q is None:
         left = p.clone()
@@ -77,10 +78,10 @@ def residual(p: Tensor, q: Tensor | None, token: int) -> Tensor:
 def verify_row(
     logits: Tensor, draft: Draft, row: Row, sampling: Sampling, end_ids: frozenset[int]
 ) -> Judged:
-    """Judge a draft by logits [n + 1, V], after the last token and each drafted one.
+    """Judge a draft of n tokens by logits [n + 1, V]: after the last token and each drafted one.
 
-    Raises InvalidLogits for a row of logits that is reached, never for one after a
-    rejection.
+    Raises InvalidLogits if no token can be chosen from logits that are examined. Logits
+    after a rejection are not examined.
     """
     history = list(row.history)
     past = Past(history, len(row.prompt), end_ids)
@@ -102,7 +103,11 @@ def verify_row(
 
 
 def verify_greedy(logits: Tensor, drafts: Sequence[Draft]) -> list[Judged]:
-    """Judge the drafts of all rows at once if the largest logit decides: logits [B, T, V]."""
+    """Judge the drafts of all rows by the largest of each logits [B, T, V].
+
+    This is the fast path of greedy decoding without penalties and bans. Raises
+    InvalidLogits if an examined maximum is not finite.
+    """
     best = logits.argmax(-1, keepdim=True)  # [B, T, 1]; the lowest id among equals
     choices, largest = best[..., 0].tolist(), logits.gather(-1, best)[..., 0].tolist()
     judged = []

@@ -518,7 +518,7 @@ def test_a_conversation_goes_on_in_the_same_cache(model, passes):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (lambda m: cache_of(m, [5, 6, 7]), "holds 3 tokens"),
+        (lambda m: cache_of(m, [5, 6, 7]), "has 3 tokens"),
         (lambda m: make_cache("contiguous", m.config.kv_shape, 2, 64), "2 rows for 1 prompts"),
         (lambda m: make_cache("contiguous", KVShape.uniform(2, 4, 8), 1, 64), "other layers"),
         (lambda m: make_cache("contiguous", KVShape.uniform(3, 2, 8), 1, 64), "other layers"),
