@@ -1,12 +1,10 @@
 """Drafters for speculative decoding, by name.
 
-The loop that they share is in `labkit.generate`.
-
     generate(model, prompt, drafter=make_drafter("lookup", model))
 
-A new drafter is one file and one line in `DRAFTERS`: a function that makes it for a
-target. Tests, benches and commands read this table. The name of a number format, such
-as "int4_g32_zp", is a drafter too: the target itself in that format.
+All drafters share one loop, in `labkit.generate`. A new drafter is one file and one line
+in `DRAFTERS`. Tests, benchmarks and commands read this table. The name of a number
+format, such as "int4_g32_zp", is a drafter, too: the target itself in that format.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from labkit.speculate.lookup import Lookup
 from labkit.speculate.self_quantized import SelfQuantized, frequent_ids
 from labkit.speculate.trained import load_draft, shipped
 
-# Each makes a drafter for a target; the text says which tokens are frequent.
+# Functions that make a drafter for a target. Some count frequent tokens in the text.
 DRAFTERS: dict[str, Callable[[Decoder, str | None], Drafter]] = {
     "lookup": lambda target, text: Lookup(),
     "self_quantized": lambda target, text: SelfQuantized(target),
@@ -42,10 +40,10 @@ DRAFTERS: dict[str, Callable[[Decoder, str | None], Drafter]] = {
 def make_drafter(name: str, target: Decoder, text: str | None = None) -> Drafter:
     """Return the drafter `name` for `target`.
 
-    `name` is a key of `DRAFTERS`, a number format or recipe (the target itself in it),
-    a file made by `labkit distill`, or the folder, GGUF file or hub id of a model.
-    `text` is read by "trimmed", which drafts only the tokens that are frequent in it.
-    Raises BadRequest for any other name.
+    `name` is a key of `DRAFTERS`, a number format or recipe (the target itself in it), a
+    file made by `labkit distill`, or the folder, GGUF file or hub id of a model. The
+    drafter "trimmed" drafts only the most frequent tokens of `text`. Raises BadRequest
+    for any other name.
     """
     if name in DRAFTERS:
         return DRAFTERS[name](target, text)
@@ -57,8 +55,8 @@ def make_drafter(name: str, target: Decoder, text: str | None = None) -> Drafter
         model = load(name, dtype=next(target.norm.parameters()).dtype, device=target.device)
         return DraftModel(model, name=name)
     raise BadRequest(
-        f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format such as "
-        "int4_g32_zp, or a model's folder, file or hub id."
+        f"There is no drafter {name!r}; choose one of {', '.join(DRAFTERS)}, a number format, "
+        "or a model's folder, file or hub id."
     )
 
 

@@ -1,9 +1,10 @@
-"""The common base of trained drafts: a borrowed embedding and rows of the head.
+"""The common base of trained drafts, which borrow the target's embedding and head rows.
 
-A draft can tell whether a model is the one it was trained for. `ids` [v] are the tokens
-that it can draft, those that the target generates most often: on a small model the head
-is most of a draft's cost (FR-Spec, Zhao et al. 2025). What is borrowed is neither
-trained nor stored, so a file has only what was learned.
+Borrowed parts are neither trained nor stored, so a file has only the learned weights. A
+draft can check whether a model is the one for which it was trained. `ids` [v] are the
+tokens that it can draft: the most frequent ones of the target. Fewer tokens make it
+cheaper, because the head is most of the cost of a small draft (FR-Spec, Zhao et al.
+2025).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ MARKS = 64
 
 
 class Borrower(nn.Module):
-    """A net with `ids`. `bind` lends it a target's embedding and head rows.
+    """A net that drafts the tokens `ids` [v] with a target's embedding and head rows.
 
-    `check` knows the target.
+    `bind` borrows them, and `check` tests whether a target is the right one. `mark` has
+    numbers that identify it.
     """
 
     ids: Tensor
@@ -41,11 +43,11 @@ class Borrower(nn.Module):
         super().__init__()
         self.config = replace(config, num_layers=1, windows=None)
         self.register_buffer("ids", ids.to(torch.int32))
-        self.register_buffer("mark", torch.zeros(MARKS))  # numbers that identify the target
+        self.register_buffer("mark", torch.zeros(MARKS))
         self.borrowed: dict[str, Any] = {}
 
     def bind(self, target: Decoder) -> Borrower:
-        """Lend it the embedding and the head rows of `target`."""
+        """Borrow the embedding and the head rows of `target`; return self."""
         with torch.no_grad():
             head = head_rows(target, self.ids.long())
             self.borrowed = {"embed": target.embed_tokens, "head": head}
@@ -56,7 +58,7 @@ class Borrower(nn.Module):
     def check(self, target: Decoder) -> None:
         """Raise BadRequest if the net was trained for another model.
 
-        The same model in another format is accepted.
+        The same model in another number format is accepted.
         """
         ours, theirs = self.config, target.config
         same = (ours.hidden_size, ours.vocab_size) == (theirs.hidden_size, theirs.vocab_size)
@@ -73,12 +75,12 @@ class Borrower(nn.Module):
         return self.borrowed["embed"](tokens).float()
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits of the tokens `ids`: [..., E] -> [..., v]."""
+        """Return logits of the tokens `ids` [..., v] from states [..., E]."""
         head = self.borrowed["head"]
         return states @ head.T if isinstance(head, Tensor) else head(states)
 
     def packed(self) -> Borrower:
-        """Return the net in INT8 on the native kernels if possible, else as it is."""
+        """Return a copy in INT8 for the native kernels, or the net itself if they cannot run it."""
         linears = {name: part for name, part in self.named_modules() if isinstance(part, nn.Linear)}
         biased = any(part.bias is not None for part in linears.values())
         if self.mark.device.type != "cpu" or biased or native.unsupported_reason():
@@ -90,17 +92,17 @@ class Borrower(nn.Module):
         return net
 
     def nbytes(self) -> int:
-        """Return the bytes that a draft step reads: the net and its rows of the head."""
+        """Return the number of bytes that a draft step reads: the net and its head rows."""
         head = self.borrowed["head"]
         tensors = [*self.parameters(), *self.buffers()]
         tensors += [head] if isinstance(head, Tensor) else head.buffers()
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 class TrainedDrafter(Drafter):
-    """A drafter over a net trained on the target's hidden states.
+    """A drafter with a net that was trained on the target's hidden states.
 
-    Packed if kernels are available.
+    `packed` stores the net in INT8 if native kernels can run it.
     """
 
     wants_hidden = True
@@ -122,7 +124,7 @@ def _packed(weight: Tensor) -> QuantizedLinear:
 
 
 def _mark(target: Decoder, ids: Tensor) -> Tensor:
-    """Return numbers [MARKS] that identify an embedding in any format."""
+    """Return numbers [MARKS] that identify a target's embedding in any number format."""
     some = ids.long()[torch.linspace(0, len(ids) - 1, MARKS).long()]
     rows = target.embed_tokens(some.clamp(max=target.config.vocab_size - 1)).float()
     direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0))
@@ -130,7 +132,7 @@ def _mark(target: Decoder, ids: Tensor) -> Tensor:
 
 
 def head_rows(target: Decoder, ids: Tensor) -> Tensor:
-    """Return rows of the target's head [v, E] in float32, whatever format it is stored in."""
+    """Return the head rows of the tokens `ids`, [v, E] in float32, from any number format."""
     if target.config.tie_embeddings:
         return target.embed_tokens(ids).float()
     unit = torch.eye(target.config.hidden_size, device=target.device)

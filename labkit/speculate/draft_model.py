@@ -1,14 +1,13 @@
-"""A smaller model as the drafter: it decodes by itself, with its own cache.
+"""Draft with a smaller model, which decodes by itself with its own cache.
 
-Its cache follows the text: before it drafts, it forgets what was rejected and reads
-what it has not seen, in one pass (after a draft that was kept whole, that is its last
-token and the target's own). So it may skip passes, and a prefix that the target had
-cached is read when it is needed. A batch needs one pass per drafted token, for all rows
+Rejected tokens are removed from its cache. Before it drafts, it reads all tokens that it
+has not seen, in one pass. So it may skip passes, and it reads a prefix that the target
+had cached only when it drafts. A batch needs one pass per drafted token, for all rows
 that still draft.
 
-Both models must read the same ids. Vocabularies that differ only in padding do; ids
-that the target or the tokenizer lacks are never drafted. Cost: `cost` steps of the
-target per drafted token, whether it is kept or not.
+Ids must mean the same for both models. Vocabularies may differ in padding; ids that the
+target or the tokenizer lacks are never drafted. Cost: `cost` steps of the target per
+drafted token, accepted or not.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ from labkit.model.decoder import Decoder
 
 
 class DraftModel(Drafter):
-    """`model`: any decoder. `ids` [v]: the tokens of its logits, if trimmed."""
+    """Draft with `model`, which is any decoder.
+
+    `ids` [v] has the token of each logit. None means that logit i is for token i.
+    """
 
     name = "draft_model"
     shares_cache = False  # whether its keys and values mean the same as the target's
@@ -44,18 +46,18 @@ class DraftModel(Drafter):
             if ours is not theirs and ours.backend.get_vocab() != theirs.backend.get_vocab():
                 raise BadRequest(
                     f"The draft {self.model.name} and the target {target.name} have different "
-                    "tokenizers, so the same ids mean different texts; use a draft of one family."
+                    "tokenizers; use a draft of the same family."
                 )
             most = min(most, theirs.vocab_size)
         elif width > most:
             raise BadRequest(
-                f"The draft has {width} ids and the target {most}, and without tokenizers the rest "
-                "may not be padding; use a draft with the target's vocabulary."
+                f"The draft has {width} ids and the target {most}; use a draft with the target's "
+                "vocabulary."
             )
         self.usable = None if self.ids is not None else min(width, most)
 
     def share(self, cache: KVCache | None) -> None:
-        """Draft in the target's own cache, if this model's layers can read it."""
+        """Draft in the target's cache if this model's layers can read it."""
         same = self.model.kernels == "native" or (cache and cache.dtype == self.model.dtype)
         self.shared = self.shares_cache and type(cache) is ContiguousCache and bool(same)
         self.cache = cache
@@ -65,11 +67,11 @@ class DraftModel(Drafter):
         if not self.shared:
             capacity = max(len(row.prompt) + row.budget for row in rows)
             self.cache = self.model.new_cache(len(rows), capacity)
-            self.base = self.cache.lengths  # what was cached of the text when the draft began
+            self.base = self.cache.lengths  # tokens of the text that are cached
 
     def propose(self, rows, limits) -> list[Draft]:
         size = self.model.config.vocab_size
-        # A smaller vocabulary: the target may have chosen tokens that this model cannot read.
+        # With a smaller vocabulary, this model cannot read some tokens of the target.
         reads = size >= self.request.model.config.vocab_size
         drafting = [
             i for i, limit in enumerate(limits) if limit and (reads or max(rows[i].history) < size)
@@ -91,9 +93,9 @@ class DraftModel(Drafter):
         return self.cache
 
     def observe(self, accepted, hidden=None) -> None:
-        """Forget what was rejected.
+        """Rewind the cache to the accepted tokens.
 
-        The last token of a draft that was kept whole is read later.
+        If a whole draft was accepted, its last token was not read yet.
         """
         if not self.shared:
             ends = [base + kept for base, kept in zip(self.base, accepted)]
@@ -107,19 +109,15 @@ class DraftModel(Drafter):
 
 
 def bytes_read(model: Decoder) -> int:
-    """Return the bytes of weights that a step reads: the layers and the head."""
-    tensors = (
-        tensor
-        for part in (*model.layers, model.head)
-        for tensor in (*part.parameters(), *part.buffers())
-    )
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Return the number of bytes of weights that a step reads, in the layers and the head."""
+    parts = [*model.layers, model.head]
+    return sum(t.nbytes for part in parts for t in (*part.parameters(), *part.buffers()))
 
 
 def shell(module: Any) -> Any:
-    """Return a shallow copy that shares parameters and submodules."""
+    """Return a shallow copy of a module that shares its parameters and submodules."""
     view = copy.copy(module)
-    for name, value in vars(module).items():  # parts, parameters, hooks: own dictionaries
+    for name, value in vars(module).items():  # submodules, parameters and hooks are in dictionaries
         if isinstance(value, dict):
             setattr(view, name, value.copy())
     return view

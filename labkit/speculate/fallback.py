@@ -1,9 +1,8 @@
-"""Look up first, and ask a model otherwise: two drafters in a row.
+"""Use one drafter first, usually look-up, and another one if the first finds nothing.
 
-Repeated text costs nothing to draft and is nearly always accepted. For rows without a
-repetition, the second drafter is used; it first reads the tokens that it has missed.
-The histories may have grown by more than the second drafter's own accepted tokens and
-one.
+Repeated text costs nothing to draft and is nearly always accepted. In rows without a
+repetition the second drafter drafts. It may have missed passes, so a history may have
+more new tokens than it drafted itself. It reads them first.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from labkit.speculate.lookup import Lookup
 
 
 class LookupFirst(Drafter):
-    """`first` drafts if it finds something, else `second`.
+    """Draft with `first`, and with `second` in rows for which `first` drafts nothing.
 
-    Set `first` to draft only from reliable matches.
+    `first` should draft only from reliable matches. None means `Lookup(shortest=3)`.
     """
 
     def __init__(self, second: Drafter, first: Drafter | None = None):

@@ -1,20 +1,19 @@
-"""The hidden-state drafter: one small layer guesses the target's next states.
+"""Draft with one small layer that predicts the target's next hidden states.
 
-    x_i    = fc([ h_i ; embed(t_i+1) ])        the target's state at token i, and the token after it
-    h'_i+1 = norm(layer(x_0 .. x_i))           the guess at its next state; times head rows: logits
+    x_i    = fc([ h_i ; embed(t_i+1) ])        the target's state at token i, and the next token
+    h'_i+1 = norm(layer(x_0 .. x_i))           the predicted next state; head rows give logits
 
-Embedding and head are the target's (EAGLE, Li et al. 2024). The net is trained by
-`labkit distill`.
+Embedding and head are those of the target (EAGLE, Li et al. 2024). `labkit distill`
+trains the net.
 
-A pass of the target gives a state for every token that it read. Before drafting, the
-net reads those it has not seen in one pass; each further draft token rests on a guessed
-state. When the target has judged, the guesses' keys and values are rewound and the true
-states wait to be read. The net's cache has true states of accepted tokens only,
-whatever was rejected.
+A pass of the target gives a true state for every token that it read. Before drafting, the
+net reads the true states that it has not seen, in one pass. Each further draft token uses
+a predicted state. After the target's pass, the net's cache is rewound to true states, and
+the new true states wait for the next draft.
 
 Cost: 2 E² + a layer + v E weights per drafted token, about a thirtieth of the default
-model's. It loses on text unlike what it was trained on, and with long drafts: errors of
-guessed states add up.
+model. When it loses: text unlike the training text, and long drafts, because the errors
+of predicted states add up.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class HiddenStateNet(Borrower):
-    """fc, one layer, a norm."""
+    """A linear layer `fc`, one decoder layer and a norm.
+
+    Raises BadRequest for architectures other than `ARCHITECTURES`.
+    """
 
     def __init__(self, config: ModelConfig, ids: Tensor):
         if config.architecture not in ARCHITECTURES or config.latent_dim is not None:
@@ -55,7 +57,10 @@ class HiddenStateNet(Borrower):
     def forward(
         self, states: Tensor, tokens: Tensor, cache: KVCache, counts: Sequence[int] | None = None
     ) -> Tensor:
-        """States [B, T, E] and the tokens after them [B, T] -> guesses [B, T, E]."""
+        """Predict the next states [B, T, E] from states [B, T, E] and the tokens after them [B, T].
+
+        `counts` has the number of real tokens per row; None means all.
+        """
         positions = cache.advance(tokens.shape[1], counts)
         cos, sin = self.rotary(positions, cache.lengths, torch.float32)
         x = self.fc(torch.cat((states.float(), self.embed(tokens)), -1))
@@ -63,7 +68,7 @@ class HiddenStateNet(Borrower):
 
 
 class HiddenState(TrainedDrafter):
-    """Drafts from a `HiddenStateNet` (`labkit distill`, or `labkit.speculate.load_draft`)."""
+    """Draft with a `HiddenStateNet`; `labkit.speculate.load_draft` reads one from a file."""
 
     name = "hidden_state"
 
@@ -75,9 +80,9 @@ class HiddenState(TrainedDrafter):
             capacity=max(len(row.prompt) + row.budget for row in rows),
             device=self.device,
         )
-        # True states not yet read [n, E] per row; each goes with the token after its own.
+        # True states [n, E] per row that the net has not read. It reads each with the next token.
         self.waiting = list(hidden)
-        self.read = self.cache.lengths  # entries that rest on true states
+        self.read = self.cache.lengths  # cached tokens that come from true states
 
     def propose(self, rows, limits) -> list[Draft]:
         drafting = [i for i, limit in enumerate(limits) if limit]
@@ -110,9 +115,9 @@ class HiddenState(TrainedDrafter):
         self.read, self.waiting = self.cache.lengths, [self.waiting[i] for i in keep]
 
     def _pass(self, states: list[Tensor], tokens: list[list[int]]) -> Tensor:
-        """Each row's states [n, E] and n tokens -> its last guess [B, E].
+        """Run the net on each row's states [n, E] and n tokens; return its last prediction [B, E].
 
-        Any for rows without.
+        Rows without tokens have arbitrary numbers.
         """
         counts = [len(piece) for piece in tokens]
         width = max(counts)

@@ -1,18 +1,18 @@
-"""Prompt look-up: what followed the same few tokens before may follow them again.
+"""Draft by look-up: the tokens that followed the last tokens before may follow them again.
 
-No model at all.
+No model is needed. The drafter looks for an earlier occurrence of the last n tokens in
+the prompt and the new text, the largest n first. Its draft is the tokens that followed
+the latest occurrence (Saxena 2023, "prompt lookup decoding"). If the draft reaches the
+end of the text, it continues from its own start, so it can repeat a loop. A match of n
+tokens allows 2 n drafted tokens, because short matches are often chance and long ones
+hardly ever.
 
-The text's last n tokens are looked up earlier in prompt and text, the largest n first,
-and what followed there is the draft; of several places, the latest one (Saxena 2023,
-"prompt lookup decoding"). A draft that reaches the end of the text continues from its
-own start, so a loop of any length is drafted whole. A match of n tokens is trusted for 2 n tokens:
-two tokens agree by chance now and then, eight hardly ever.
+An index maps n tokens to the place after their latest occurrence. It grows by a few
+entries per token, so a step costs a few look-ups at any text length. The end of the text
+is indexed only when a token follows it, so it never matches itself.
 
-An index from n tokens to the place after their latest occurrence grows with the text: a
-few entries per token, so a step costs a few look-ups at any length (a scan would cost
-the whole text). The end of the text is entered only when a token follows it, so it
-never matches itself. It pays in copying, editing, code and lists. It drafts little in
-free prose, and wrong drafts cost a pass over more tokens.
+It pays for copied text, edits, code and lists. When it loses: free prose, in which it
+drafts little and wrong drafts cost a pass over more tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from labkit.generate.drafter import Draft, Drafter
 
 
 class Lookup(Drafter):
-    """`shortest` to `longest` tokens must agree; the longest match decides.
+    """Draft from the longest match of `shortest` to `longest` tokens.
 
-    `trust`: the number of tokens drafted for each one that agrees.
+    `trust` is the maximum number of drafted tokens per matching token.
     """
 
     name = "lookup"
@@ -35,35 +35,29 @@ class Lookup(Drafter):
         self.longest, self.shortest, self.trust = longest, shortest, trust
         check_fields(self, longest=Whole(1), shortest=Whole(1), trust=Whole(1))
         if shortest > longest:
-            raise BadRequest(
-                f"shortest is {shortest} and longest {longest}; give longest >= shortest."
-            )
-        self.indices: list[Index] = []
+            raise BadRequest(f"shortest is {shortest}; give at most longest, which is {longest}.")
 
     def begin(self, request, rows, hidden=None) -> None:
         self.indices = [Index(self.longest, self.shortest) for _ in rows]
 
     def propose(self, rows, limits) -> list[Draft]:
-        drafts = []
-        for index, row, limit in zip(self.indices, rows, limits):
-            index.extend(row.history)
-            drafts.append(Draft(index.continuation(row.history, limit, self.trust)))
-        return drafts
+        each = zip(self.indices, rows, limits)
+        return [Draft(index.draft(row.history, limit, self.trust)) for index, row, limit in each]
 
     def select(self, keep) -> None:
-        self.indices = [self.indices[place] for place in keep]
+        self.indices = [self.indices[i] for i in keep]
 
 
 class Index:
-    """The place after the latest occurrence of each run of `shortest` to `longest` tokens."""
+    """Map each sequence of `shortest` to `longest` tokens to the place after its last occurrence."""
 
     def __init__(self, longest: int, shortest: int):
         self.sizes = range(longest, shortest - 1, -1)
         self.after: dict[tuple[int, ...], int] = {}
-        self.known = 0  # places whose preceding tokens have been entered
+        self.known = 0  # the number of tokens that are indexed
 
     def extend(self, text: Sequence[int]) -> None:
-        """Index the new tokens of `text`, which must extend the text indexed so far."""
+        """Index the new tokens of `text`, which starts with the text indexed before."""
         for place in range(self.known, len(text)):
             for size in self.sizes:
                 if size <= place:
@@ -71,7 +65,7 @@ class Index:
         self.known = len(text)
 
     def match(self, text: Sequence[int]) -> tuple[int, int] | None:
-        """Return (place of what followed, tokens that agree) of the longest match, or None."""
+        """Return the place after the longest match and its number of tokens, or None."""
         for size in self.sizes:
             if size <= len(text):
                 place = self.after.get(tuple(text[len(text) - size :]))
@@ -79,8 +73,9 @@ class Index:
                     return place, size
         return None
 
-    def continuation(self, text: Sequence[int], limit: int, trust: int) -> list[int]:
-        """Return what followed the longest match, at most `trust` times its length."""
+    def draft(self, text: Sequence[int], limit: int, trust: int) -> list[int]:
+        """Index `text`; return the tokens after the longest match, at most `trust` times its length."""
+        self.extend(text)
         match = self.match(text) if limit else None
         if match is None:
             return []

@@ -1,12 +1,12 @@
-"""Medusa-style heads: from one true state, guesses at several tokens at once.
+"""Draft with Medusa heads, which predict several tokens at once from one true state.
 
-    head k:  rows · (h + silu(W_k h))    for the token k + 1 places after the state's own; 0: the target's
+    head k:  rows · (h + silu(W_k h))    for the token k + 2 places after the one with state h
 
-One product serves all heads, so a whole draft costs about what one step of a chain does
-(Cai et al. 2024; a chain instead of their tree). But each head ignores the other
-guesses and the token that the target has just added, so acceptance falls quickly with
-k. The heads are trained on the hidden states of the target's own answers; embedding and
-head are borrowed.
+One matrix product serves all heads, so a whole draft costs about as much as one step of
+a draft model (Cai et al. 2024; this is a chain instead of their tree). When it loses: long
+drafts. A head does not know the other drafted tokens or the target's newest one, so
+acceptance falls quickly with k. The heads are trained on hidden states of the target's
+own answers. Embedding and head are borrowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADS = 3
 
 
 class MedusaNet(Borrower):
-    """`HEADS` square matrices, zero at first: every head then says what the target says next."""
+    """`HEADS` square matrices; with zeros, each head predicts the target's own next token."""
 
     def __init__(self, config: ModelConfig, ids: Tensor):
         super().__init__(config, ids)
@@ -31,13 +31,13 @@ class MedusaNet(Borrower):
         nn.init.zeros_(self.heads.weight)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Map true states [..., E] to inputs of the head rows [..., HEADS, E]."""
+        """Return the inputs of the head rows [..., HEADS, E] from true states [..., E]."""
         turned = F.silu(self.heads(states)).unflatten(-1, (HEADS, -1))
         return states[..., None, :] + turned
 
 
 class Medusa(TrainedDrafter):
-    """Drafts up to `HEADS` tokens from the newest true state."""
+    """Draft up to `HEADS` tokens from the newest true state."""
 
     name = "medusa"
 

@@ -1,19 +1,19 @@
-"""The target itself in fewer bits as the drafter: nothing to train.
+"""Draft with the target itself in fewer bits; nothing needs training.
 
-INT4 reads an eighth of a float32 target's bytes and a quarter of a bfloat16 one's, and
-`cost` is that share. The draft is made from the target's own numbers, on the native
-kernels if they are available; the target stays as it is. A result that depends on the
-checkpoint's own grid has to say so: `int4_g32_min` gives the default model back almost
-exactly and so agrees almost always there, integer zero points (`int4_g32_zp`) do not.
-It loses against a target that is quantized already: then a step of the draft costs as
-much as one of the target.
+INT4 reads an eighth of the bytes of a float32 target, and a quarter of a bfloat16 one.
+`cost` is that share. The draft is made from the target's weights and uses the native
+kernels if they are available. The target is not changed. `int4_g32_min` restores the
+default model almost exactly, because its checkpoint is on that grid, so nearly every
+draft is accepted. `int4_g32_zp` has integer zero points and does not. When it loses: a
+target that is already quantized, because a draft step then costs as much as a target
+step.
 
-A draft may also know frequent tokens only: on a small model the head is a large part of
-what a step reads. 8,192 of the default model's 49,152 rows cover nearly all tokens that
-it generates. A rare token is never drafted, and the pass ends there with the target's
-own. The draft still reads every token.
+A draft may know frequent tokens only, because the head is a large part of the bytes of a
+small model. 8,192 of the 49,152 rows of the default model cover nearly all tokens that it
+generates. Rare tokens are never drafted; the target adds them. The draft still reads
+every token.
 
-    saved = (V - kept) * E * bits / 8 of a step's bytes
+    saved bytes per step = (V - number of ids) * E * bits / 8
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FREQUENT = 8192
 
 
 class SelfQuantized(DraftModel):
-    """The target's weights in `format`. `ids` [v]: the only tokens it drafts.
+    """Draft with the target's weights in `format`.
 
-    None: all.
+    It drafts only the tokens `ids` [v]; None means all tokens.
     """
 
     shares_cache = True
@@ -52,10 +52,7 @@ class SelfQuantized(DraftModel):
 
 
 def in_format(source: Decoder, format: str) -> Decoder:
-    """Return a copy of a plain decoder in a recipe or format.
-
-    `source` stays as it is.
-    """
+    """Return a copy of a decoder without quantized weights, in a recipe or format."""
     if source.device.type == "cpu" and unsupported_reason(source.config, format) is None:
         return accelerate(source, format)
     packed = copy.deepcopy(source)
@@ -64,9 +61,9 @@ def in_format(source: Decoder, format: str) -> Decoder:
 
 
 def with_head_of(model: Decoder, ids: Tensor) -> Decoder:
-    """Return the model with logits for the tokens `ids` only, in that order.
+    """Return a decoder with logits for the tokens `ids` only, in that order.
 
-    All other parts are shared with `model`.
+    It shares all other parts with `model`.
     """
     view = shell(model)
     view.head = nn.Linear(model.config.hidden_size, len(ids), bias=False, device="meta")
@@ -76,18 +73,15 @@ def with_head_of(model: Decoder, ids: Tensor) -> Decoder:
 
 
 def frequent_ids(target: Decoder, count: int = FREQUENT, text: str | None = None) -> Tensor:
-    """Return `count` ids in ascending order: special ones, then the most frequent.
+    """Return the special ids and the most frequent ids, `count` in all, in ascending order.
 
-    Frequencies are those of `text`. Without a text, or without a tokenizer, the lowest
-    ids count as the most frequent: byte-pair encoding assigns ids in the order in which
-    it learned the tokens.
+    Tokens are counted in `text`. Without a text or a tokenizer, the lowest ids count as
+    the most frequent, because byte-pair encoding learns frequent tokens first.
     """
     tokenizer, count = target.tokenizer, min(count, target.config.vocab_size)
     if tokenizer is None:
         return torch.arange(count)
     seen = Counter(tokenizer.encode(text) if text else ())
-    by_frequency = [token for token, _ in seen.most_common()]
-    ids = dict.fromkeys(
-        [*sorted(tokenizer.special_ids), *by_frequency, *range(tokenizer.vocab_size)]
-    )
-    return torch.tensor(sorted(list(ids)[:count]))
+    frequent = [token for token, _ in seen.most_common()]
+    ids = [*sorted(tokenizer.special_ids), *frequent, *range(tokenizer.vocab_size)]
+    return torch.tensor(sorted(list(dict.fromkeys(ids))[:count]))

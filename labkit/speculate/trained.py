@@ -1,8 +1,8 @@
-"""Trained drafts as files: safetensors in bfloat16, with their training record.
+"""Save and load trained drafts: safetensors in bfloat16, with a training record.
 
-Embedding and head are the target's and are not in the file, so a draft of the default
-model is 8 MB. `shipped` is the one that comes with labkit; its recipe, training record
-and acceptance are in data/draft.json.
+Embedding and head belong to the target and are not in the file, so a draft of the default
+model has 8 MB. `shipped` loads the draft that comes with labkit. Its recipe, training
+record and acceptance are in data/draft.json.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ MAKE = "`labkit distill`"
 
 
 def save_draft(net: Borrower, path: Path, about: dict | None = None) -> int:
-    """Write a net, whole or not at all; return the file's bytes.
+    """Write a net to a file, completely or not at all; return the size in bytes.
 
-    `about`: how it was made.
+    `about` is the training record.
     """
-    kind = next(name for name, (made, _) in KINDS.items() if type(net) is made)
+    kind = next(name for name, (net_type, _) in KINDS.items() if type(net) is net_type)
     state = net.state_dict()
-    tensors = {name: held.bfloat16() if held.dim() > 1 else held for name, held in state.items()}
+    tensors = {name: t.bfloat16() if t.dim() > 1 else t for name, t in state.items()}
     return save_tensors(path, tensors, {"kind": kind, "about": json.dumps(about or {})})
 
 
 def check_output(path: Path) -> None:
-    """Raise BadRequest before hours are spent, if a draft cannot be written to `path`."""
+    """Raise BadRequest if a draft cannot be written to `path`; call this before training."""
     if path.is_dir():
         raise BadRequest(f"{path} is a folder; give the name of a file to write.")
     if path.exists() and _metadata(path).get("kind") not in KINDS:
         raise BadRequest(
-            f"{path} exists and is not a draft made by {MAKE}, so it is not replaced; "
-            "choose another name."
+            f"{path} is not a draft made by {MAKE} and is not replaced; choose another name."
         )
     folder = next(folder for folder in path.resolve().parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -59,7 +58,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def load_draft(path: str | Path, target: Decoder) -> Drafter:
-    """Return the drafter in a file, for `target`.
+    """Read a drafter for `target` from a file.
 
     Raises BadRequest if the file is not a draft, is damaged, or was made for another
     model.
@@ -71,23 +70,18 @@ def load_draft(path: str | Path, target: Decoder) -> Drafter:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
-        raise BadRequest(
-            f"{path.name} is not a whole safetensors file ({error}); make it again with {MAKE}."
-        ) from None
+        why = f"{path.name} is not a whole safetensors file ({error})"
+        raise BadRequest(f"{why}; make it again with {MAKE}.") from None
     kind = _metadata(path).get("kind")
     if kind not in KINDS or "ids" not in tensors:
-        raise BadRequest(
-            f"{path.name} has no draft of a known kind ({', '.join(KINDS)}); "
-            f"give a file made by {MAKE}."
-        )
-    made, drafter = KINDS[kind]
-    net = made(target.config, tensors["ids"])
+        raise BadRequest(f"{path.name} has no draft of a known kind; give a file made by {MAKE}.")
+    net_type, drafter = KINDS[kind]
+    net = net_type(target.config, tensors["ids"])
     try:
         net.load_state_dict(tensors)
     except RuntimeError:
         raise BadRequest(
-            f"{path.name} was trained for a model of another shape than {target.name}; "
-            f"use one made for it by {MAKE}."
+            f"{path.name} is for a model of another shape than {target.name}; make one with {MAKE}."
         ) from None
     return drafter(net.to(target.device).requires_grad_(False).eval(), target)
 
@@ -95,21 +89,16 @@ def load_draft(path: str | Path, target: Decoder) -> Drafter:
 def shipped(target: Decoder) -> Drafter:
     """Return the draft of the default model that comes with labkit.
 
-    Raises BadRequest for any other target.
+    Raises BadRequest for any other target, or if the file is missing.
     """
-    path = data_path("draft.safetensors")
-    if not path.is_file():
-        raise BadRequest(
-            f"No trained draft comes with this labkit; make one with {MAKE} and give that file."
-        )
-    return load_draft(path, target)
+    return load_draft(data_path("draft.safetensors"), target)
 
 
 def about_shipped() -> dict:
-    """Return the shipped draft's recipe, training record and acceptance."""
+    """Return the recipe, training record and acceptance of the shipped draft."""
     return json.loads(data_path("draft.json").read_text(encoding="utf-8"))
 
 
 def read_about(path: Path) -> dict:
-    """Return how a draft file was made."""
+    """Return the training record of a draft file."""
     return json.loads(_metadata(path).get("about", "{}"))

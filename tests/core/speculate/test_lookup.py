@@ -13,7 +13,7 @@ from labkit.speculate.lookup import Index
 def found(text, limit=3, longest=3, shortest=1, trust=9):
     index = Index(longest, shortest)
     index.extend(text)
-    return index.continuation(text, limit, trust)
+    return index.draft(text, limit, trust)
 
 
 def test_the_longest_match_wins_then_the_most_recent():
