@@ -104,11 +104,8 @@ def read_config(folder: Path) -> ModelConfig:
     config = read_json_object(folder / "config.json")
     if (path := folder / "generation_config.json").is_file():
         generation = read_json_object(path)
-        config |= {
-            key: generation[key]
-            for key in ("eos_token_id", "pad_token_id")
-            if generation.get(key) is not None
-        }
+        keys = ("eos_token_id", "pad_token_id")
+        config |= {key: generation[key] for key in keys if generation.get(key) is not None}
     return ModelConfig.from_hf(config)
 
 

@@ -133,7 +133,8 @@ class Tokenizer:
             messages = [{"role": "user", "content": messages}]
         # Put a mark, a character that occurs nowhere, into each special token of the messages.
         # Special tokens without a mark in the rendered text are then the template's own.
-        everything = json.dumps([dict(m) for m in messages], ensure_ascii=False, default=str)
+        inputs = [self.chat_template, *map(dict, messages)]
+        everything = json.dumps(inputs, ensure_ascii=False, default=str)
         mark = next(c for c in map(chr, range(0xE000, 0xF8FF)) if c not in everything)
 
         def marked(message: Mapping) -> Mapping:
