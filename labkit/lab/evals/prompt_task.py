@@ -1,15 +1,17 @@
-"""Prompts with a known answer, judged by likelihood and by what the model writes.
+"""Prompts with a known answer, judged by likelihood and by the text that the model writes.
 
     bits_per_byte   -log2 p(reference | prompt) / bytes of the reference
     margin          log p(reference) / bytes - log p(wrong) / bytes, in nats per byte
-    prefers         1 if that margin is above 0; a coin gives 50 %
-    right           1 if the greedy answer passes the item's check; for JSON also `valid_json`,
-                    `schema_valid` and `exact`
+    prefers         1 if the margin is above 0; a random choice gives 50 %
+    right           1 if the greedy answer passes the item's check. Checks of JSON also give
+                    `valid_json`, `schema_valid` and `exact`
 
 The task `structured` and your own data use it. A small model fails most of what it must write, so
-no change shows there; which of two answers it prefers still moves. Prompts use the chat template
-of the checkpoint if it has one. Rows are generated one by one, so a greedy text depends on no
-neighbour. Answers are stripped on both sides before they are compared.
+a change does not show there. It does show in which of two answers the model prefers.
+
+Prompts use the chat template of the checkpoint if it has one. Texts are generated one by one, so
+that no text depends on the other items of a batch. Answers are stripped on both sides before they
+are compared.
 Cost: one prompt per item and, with `generate`, up to `max_new_tokens` steps.
 """
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.errors import BadRequest
-from labkit.lab.evals.checks import Check, judge
+from labkit.lab.evals.checks import Check, json_hits, judge
 from labkit.lab.evals.likelihood import NotScorable, Reader, split
 from labkit.lab.evals.task import ItemScore, Metric
 
@@ -38,9 +40,11 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt. `reference` is a right answer, `wrong` a tempting wrong one.
+    """One prompt.
 
-    `check` judges what the model writes; None compares it with the reference.
+    reference: a right answer.
+    wrong: a plausible wrong answer.
+    check: judges the text that the model writes; None compares it with the reference.
     """
 
     id: str
@@ -57,15 +61,17 @@ class Asked:
             )
         if self.wrong is not None and (self.reference is None or self.wrong == self.reference):
             raise BadRequest(
-                f"Item {self.id} has a wrong answer; give a reference that differs from it."
+                f"Item {self.id}: give a reference that differs from its wrong answer."
             )
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """`chat` None follows the checkpoint. `generate` also lets the model write.
+    """A task of prompts.
 
-    `reader` are options of `likelihood.Reader`, to read through another cache.
+    generate: also let the model write an answer.
+    chat: use the chat template; None uses it if the checkpoint has one.
+    reader: options of `likelihood.Reader`, to read through another cache.
     """
 
     name: str
@@ -82,10 +88,8 @@ class AnswerTask:
         if self.generate:
             able |= {"right"}
             checks = [item.check for item in self.asked if item.check]
-            for check in (check for check in checks if check.kind == "json"):
-                able |= {"valid_json"}
-                able |= {"schema_valid"} if check.schema is not None else set()
-                able |= {"exact"} if check.equals is not None else set()
+            for check in checks:
+                able |= set(json_hits(check)) if check.kind == "json" else set()
         return tuple(metric for metric in METRICS if metric.name in able)
 
     def items(self) -> Sequence[Asked]:
@@ -100,7 +104,7 @@ class AnswerTask:
                 yield ItemScore(item.id, item.slice, error=str(reason))
 
     def prompt(self, tokenizer, item: Asked) -> str | list[int]:
-        """Return ids if a chat template is used, else the text itself, byte for byte."""
+        """Return token ids if a chat template is used, else the unchanged text."""
         chat = tokenizer.chat_template is not None if self.chat is None else self.chat
         return tokenizer.chat(item.prompt) if chat else item.prompt
 
@@ -110,11 +114,11 @@ class AnswerTask:
         answers = [answer for answer in (item.reference, item.wrong) if answer is not None]
         parts = split(reader.model.tokenizer, prompt, answers or ["."])
         if answers:
-            found = reader.log_likelihoods(parts)
+            nats = reader.log_likelihoods(parts)
             sizes = [len(answer.encode()) for answer in answers]
-            metrics["bits_per_byte"] = (-found[0].nats / math.log(2), sizes[0])
+            metrics["bits_per_byte"] = (-nats[0] / math.log(2), sizes[0])
             if item.wrong is not None:
-                margin = found[0].nats / sizes[0] - found[1].nats / sizes[1]
+                margin = nats[0] / sizes[0] - nats[1] / sizes[1]
                 metrics |= {"margin": (margin, 1.0), "prefers": (float(margin > 0), 1.0)}
         if self.generate:
             written = reader.write(prompt, self.max_new_tokens)
@@ -127,19 +131,17 @@ class AnswerTask:
 
 
 def asked_from(entry: Mapping[str, Any], id: str, slice: str = "all") -> Asked:
-    """Return an item from plain data. Raises BadRequest for a field that is not valid."""
-    known = {"id", "slice", "prompt", "reference", "wrong", "check"}
-    unknown = sorted(set(entry) - known)
-    if unknown:
-        raise BadRequest(
-            f"it has an unknown field {unknown[0]!r}; allowed are {', '.join(sorted(known))}."
-        )
-    for name in ("id", "slice", "prompt", "reference", "wrong"):
+    """Return an item from plain data. Raises BadRequest if a field is not valid."""
+    texts = ("id", "slice", "prompt", "reference", "wrong")
+    for name in sorted(set(entry) - {*texts, "check"}):
+        allowed = ", ".join(sorted((*texts, "check")))
+        raise BadRequest(f"it has an unknown field {name!r}; allowed are {allowed}.")
+    for name in texts:
         value = entry.get(name)
         if value is not None and not (isinstance(value, str) and value.strip()):
             raise BadRequest(f"its {name} is {value!r}; give a text that is not empty.")
     if entry.get("prompt") is None:
-        raise BadRequest("it has no prompt; give the text that the model is to answer.")
+        raise BadRequest("it has no prompt; add a prompt for the model to answer.")
     check = Check.from_entry(entry["check"]) if entry.get("check") is not None else None
     answers = (entry.get("reference"), entry.get("wrong"))
     name, part = entry.get("id") or id, entry.get("slice") or slice

@@ -1,12 +1,12 @@
-"""Scores as rows, one per task, slice and metric; and two runs compared item by item.
+"""Scores as rows, one per task, slice and metric, and comparisons of two runs item by item.
 
     results(metrics, task, scores)              value, low, high, n; chance; items without a score
     compare(metrics, task, before, after)       difference, interval and verdict (see `statistics`)
-    flipped(metrics, before, after)             items that are right in one run and wrong in the
-                                                other, with what was chosen or written
+    flipped(metrics, before, after)             items that are right in only one of the runs, with
+                                                the answers that were chosen or written
 
-Every task has a slice `all`. A difference never stands without its interval: few items that all
-changed a little may say more than a share that moved by ten points.
+Every task has a slice `all`. A difference always has its interval: a few items that all changed a
+little may say more than a share that moved by ten points.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ def results(
     """Return one row per slice and metric.
 
     `n` counts items, or tokens for text. `errors` counts items that could not be scored, as a
-    whole or by this metric; `trimmed` those with a shortened prompt. Raises BadRequest if no item
-    could be scored: that is not a score of 0.
+    whole or by this metric. `trimmed` counts items with a shortened prompt. Raises
+    BadRequest if no item could be scored.
     """
     if scores and all(score.error for score in scores):
-        raise BadRequest(
-            f"None of the {len(scores)} items of {task} could be scored: {scores[0].error}"
-        )
+        count = f"None of the {len(scores)} items of {task}"
+        raise BadRequest(f"{count} could be scored. The first error: {scores[0].error}")
     rows = []
     for name in slices(scores):
         chosen = [score for score in scores if name in ("all", score.slice)]
@@ -58,29 +57,28 @@ def results(
 
 
 def compare(
-    metrics: Sequence[Metric],
-    task: str,
-    before: Sequence[ItemScore],
-    after: Sequence[ItemScore],
-    seed: int = 0,
+    metrics: Sequence[Metric], task: str, before: Sequence, after: Sequence, seed: int = 0
 ) -> list[dict]:
-    """Return one row per slice and metric that both runs have: a `statistics.Comparison` as a dict.
+    """Return one row per slice and metric that both runs have.
 
-    A metric whose items have other denominators in the two runs is left out, such as nats per
-    token of two tokenizers.
+    `before` and `after` are the item scores of two runs. A row has the fields of
+    `statistics.Comparison`.
+
+    A metric is left out if its items have other denominators in the two runs, such as the
+    tokens of two tokenizers. Raises BadRequest if the runs do not have the same items.
     """
     rows = []
     for name, metric, old, new in _pairs(metrics, before, after):
         (above, weights), (other, other_weights) = _columns(old, metric), _columns(new, metric)
         if metric.share:
             hits = ({i: x and x > 0.5 for i, x in column.items()} for column in (above, other))
-            made = compare_scores(*hits, metric.chance or 0.0)
+            comparison = compare_scores(*hits, metric.chance or 0.0)
         else:
             both = [i for i in weights if None not in (weights[i], other_weights[i])]
             if any(weights[i] != other_weights[i] for i in both):
                 continue
-            made = compare_values(above, other, weights, metric.higher_is_better, seed)
-        row = {"task": task, "slice": name, "metric": metric.name, **vars(made)}
+            comparison = compare_values(above, other, weights, metric.higher_is_better, seed)
+        row = {"task": task, "slice": name, "metric": metric.name, **vars(comparison)}
         rows.append(row | {"chance": metric.chance})
     return rows
 
@@ -97,7 +95,10 @@ def _columns(scores: dict[str, ItemScore], metric: Metric) -> tuple[dict, dict]:
 def flipped(
     metrics: Sequence[Metric], before: Sequence[ItemScore], after: Sequence[ItemScore]
 ) -> list[dict]:
-    """Return {item, metric, was, is, before, after} of items that changed sides, with details."""
+    """Return the items that changed between right and wrong.
+
+    Each is a dict of item, metric, was, is, and the details of the item before and after.
+    """
     flips = []
     for name, metric, old, new in _pairs(metrics, before, after):
         for item in old if name == "all" and metric.share else ():
@@ -117,10 +118,8 @@ def _pairs(metrics: Sequence[Metric], before, after) -> Iterator[tuple[str, Metr
     old, new = ({score.item: score for score in scores} for scores in (before, after))
     if set(old) != set(new):
         odd = sorted(set(old) ^ set(new))
-        raise BadRequest(
-            f"The two runs differ in {len(odd)} items (such as {odd[0]}); run both with the same "
-            "tasks and --limit."
-        )
+        place = f"{len(odd)} items (such as {odd[0]})"
+        raise BadRequest(f"The two runs differ in {place}; give both the same task and --limit.")
     for name in slices(before):
         chosen = [i for i in old if name in ("all", old[i].slice)]
         for metric in metrics:

@@ -1,17 +1,17 @@
-"""What a sample can decide: intervals, paired tests, and one verdict per comparison.
+"""Intervals, paired tests, and one verdict per comparison.
 
-    one score           k of n right: Wilson's interval (1927), which stays inside 0..1
-    right or wrong      two runs over the same items. Only items that flipped count: exact McNemar
-                        takes each flip as a fair coin under "no change"
-    values              (margins, bits) paired bootstrap: items are drawn with replacement, both
-                        runs together
-    smallest difference what these n items, with as many flips as were seen, could have shown;
-                        never below 6 / n, because five coins fall alike once in sixteen times
+    one score            Wilson's interval (1927) of k right out of n; it stays inside 0..1
+    right or wrong       two runs over the same items: McNemar's exact test. Only items that
+                         flipped count. Without a change, each flip is a fair coin
+    values               margins, bits: a paired bootstrap. Items are drawn with replacement, for
+                         both runs together
+    smallest difference  the smallest difference that n items with this many flips can show. It
+                         is at least 6 / n, because five fair coins fall alike once in 16 times
 
-Verdicts: "worse", "better", "not decidable with n = ...", and "at the floor" if the reference is
-so near chance (or zero) that it cannot fall visibly. An item that one of the runs could not score
-is left out of both and counted. Each row is judged at 95 %: of twenty rows without any change,
-one says worse or better.
+Verdicts are "worse", "better", "not decidable with n = ..." and "at the floor". The last one means
+that the reference is so near chance (or zero) that it cannot fall visibly. An item that one of the
+runs could not score is left out of both runs and counted as an error. Each row is judged at 95 %:
+without any change, about one row in twenty says worse or better.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from labkit.errors import BadRequest
 
 ALPHA = 0.05  # 95 %, two-sided, everywhere
-FEWEST = 6  # flips in one direction that reject a fair coin: 2 / 2**6 < 0.05 < 2 / 2**5
+FEWEST = 6  # so many flips in one direction reject a fair coin: 2 / 2**6 < 0.05 < 2 / 2**5
 DRAWS = 4000
 
 
@@ -38,11 +38,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`difference` is changed - reference, `low` to `high` its 95 % interval.
+    """Two runs over the same items.
 
-    `n` items were scored in both runs: `fell` became worse, `rose` better, `ties` stayed.
-    `errors` items were not and count nowhere else. `smallest` is the smallest difference that the
-    sample could show. `p` is exact McNemar's, None for values.
+    difference: changed - reference, with the 95 % interval `low` to `high`.
+    n: the number of items that both runs scored. `fell` of them became worse, `rose` better,
+        and `ties` did not change.
+    errors: the number of other items. They count nowhere else.
+    smallest: the smallest difference that the sample could show.
+    p: of McNemar's exact test; None for values.
     """
 
     reference: float
@@ -61,12 +64,12 @@ class Comparison:
 
 
 def wilson(right: int, n: int) -> Interval:
-    """Return a proportion and Wilson's interval. Raises BadRequest unless 0 <= right <= n, n > 0."""
+    """Return the proportion right / n with Wilson's interval.
+
+    Raises BadRequest unless 0 <= right <= n and n > 0.
+    """
     if not 0 <= right <= n or n < 1:
-        raise BadRequest(
-            f"{right} right of {n} is not a proportion; count at least one item, and no more right "
-            "than items."
-        )
+        raise BadRequest(f"{right} of {n} is not a proportion; give 0 <= right <= n and n > 0.")
     from scipy.stats import binomtest
 
     bounds = binomtest(right, n).proportion_ci(1 - ALPHA, "wilson")
@@ -74,17 +77,17 @@ def wilson(right: int, n: int) -> Interval:
 
 
 def mcnemar(fell: int, rose: int) -> float:
-    """Return McNemar's exact two-sided p; 1 if nothing flipped."""
+    """Return the two-sided p of McNemar's exact test; 1 if nothing flipped."""
     from scipy.stats import binomtest
 
     return float(binomtest(fell, fell + rose).pvalue) if fell + rose else 1.0
 
 
 def smallest_difference(n: int, flips: int = 0) -> float | None:
-    """Return the smallest difference of two proportions that exact McNemar would call one.
+    """Return the smallest difference of two proportions that McNemar's exact test would accept.
 
-    `flips` items flip. If they are few, all of them must flip in one direction: 6 / n. None if
-    none of n items could show a difference.
+    `flips` items flip. If fewer than 6 do, the result is 6 / n, that is 6 flips in one
+    direction. The result is None if n items are too few to show any difference.
     """
     if n < FEWEST:
         return None
@@ -98,7 +101,8 @@ def smallest_difference(n: int, flips: int = 0) -> float | None:
 def at_floor(right: int, n: int, chance: float = 0.0) -> bool:
     """Return True if a fall to `chance` could not be shown.
 
-    That is so if the interval contains chance, or if fewer than 6 items lie above it.
+    This is the case if the interval contains chance, or if fewer than 6 right items exceed
+    the number that chance would give.
     """
     return n == 0 or wilson(right, n).low <= chance or right - chance * n < FEWEST
 
@@ -108,20 +112,16 @@ def bootstrap(
 ) -> Interval:
     """Return sum(above) / sum(below) over items, or the mean of `above`, with its interval.
 
-    The interval is the 95 % percentile interval; there is none below 6 items.
+    The interval is the 95 % percentile interval. There is none for fewer than 6 items.
+    Raises BadRequest if a value is not finite or the weights do not sum to more than 0.
     """
     import numpy as np
 
     a = np.asarray(above, dtype=np.float64)
     b = np.ones_like(a) if below is None else np.asarray(below, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1 or not len(a):
-        raise BadRequest(
-            f"{a.shape} values over {b.shape} weights cannot be averaged; give one of each per item."
-        )
     if not (np.isfinite(a).all() and np.isfinite(b).all() and b.sum() > 0):
         raise BadRequest(
-            "A value is NaN or infinite, or the weights sum to 0; give None for an item without a "
-            "score."
+            "A value is NaN or infinite, or the weights sum to 0; leave that item out."
         )
     value, n = float(a.sum() / b.sum()), len(a)
     if n < FEWEST:
@@ -138,9 +138,9 @@ def bootstrap(
 def compare_scores(
     reference: Mapping[str, bool | None], changed: Mapping[str, bool | None], chance: float = 0.0
 ) -> Comparison:
-    """Compare two runs of right and wrong items (None: could not be scored).
+    """Compare two runs of items that are right, wrong, or None (could not be scored).
 
-    `chance` is the score of a guesser.
+    `chance` is the score of a random choice.
     """
     ids, errors = _scored_ids(reference, changed)
     before, after = ([bool(run[i]) for i in ids] for run in (reference, changed))
@@ -151,7 +151,7 @@ def compare_scores(
     if at_floor(sum(before), n, chance) and (
         verdict != "better" or at_floor(sum(after), n, chance)
     ):
-        verdict = "at the floor"  # it cannot fall, and from chance to chance is not a rise
+        verdict = "at the floor"  # it cannot fall, and a rise must leave the floor
     low, high = _difference_interval(fell, rose, n)
     values = (sum(before) / n, sum(after) / n, (rose - fell) / n, low, high)
     smallest = smallest_difference(n, fell + rose)
@@ -159,13 +159,13 @@ def compare_scores(
 
 
 def compare_values(
-    reference: Mapping[str, float | None],
-    changed: Mapping[str, float | None],
-    weights: Mapping[str, float] | None = None,
-    higher_is_better: bool = True,
-    seed: int = 0,
+    reference: Mapping, changed: Mapping, weights=None, higher_is_better=True, seed: int = 0
 ) -> Comparison:
-    """Compare two runs' sums (bits, margins) over `weights` (bytes, tokens; None: 1 per item)."""
+    """Compare two runs of values, such as bits or margins; None means not scored.
+
+    The score of a run is the sum of its values over the sum of `weights`, such as bytes or
+    tokens. Without weights, each item weighs 1.
+    """
     ids, errors = _scored_ids(reference, changed)
     below = [1.0 if weights is None else float(weights[i]) for i in ids]
     before, after = ([float(run[i]) for i in ids] for run in (reference, changed))
@@ -188,27 +188,20 @@ def _undecided(n: int) -> str:
 
 
 def _scored_ids(reference: Mapping, changed: Mapping) -> tuple[list, int]:
-    """Return the ids that were scored in both runs, and the number of those that were not."""
-    if set(reference) != set(changed):
-        odd = sorted(map(str, set(reference) ^ set(changed)))
-        raise BadRequest(
-            f"The two runs differ in {len(odd)} items (such as {odd[0]}); compare runs over the "
-            "same items."
-        )
+    """Return the ids that both runs scored, and the number of other ids."""
     ids = [i for i in reference if reference[i] is not None and changed[i] is not None]
     if not ids:
-        raise BadRequest(
-            f"No item of {len(reference)} was scored in both runs; there is nothing to compare."
-        )
+        raise BadRequest(f"No item of {len(reference)} was scored in both runs; compare others.")
     return ids, len(reference) - len(ids)
 
 
 def _difference_interval(fell: int, rose: int, n: int) -> tuple[float, float]:
     """Return an interval that excludes 0 exactly if McNemar's p is below 5 %.
 
-    A difference is (share that flips) x (2 x share of rises among flips - 1). The interval is
-    Clopper-Pearson's for the second factor times an end of Wilson's for the first: the end that
-    lies further out if the sign is open, further in if it is settled.
+    A difference is (share of flips) x (2 x share of rises among the flips - 1). The second
+    factor has Clopper and Pearson's interval. Each of its ends is multiplied by one end of
+    Wilson's interval of the first factor: the end that gives the smaller number for `low`
+    and the larger number for `high`.
     """
     from scipy.stats import binomtest
 
@@ -216,6 +209,5 @@ def _difference_interval(fell: int, rose: int, n: int) -> tuple[float, float]:
     if fell + rose:
         rises = binomtest(rose, fell + rose).proportion_ci(1 - ALPHA, "exact")
         bottom, top = 2 * float(rises.low) - 1, 2 * float(rises.high) - 1
-    return bottom * (share.low if bottom > 0 else share.high), top * (
-        share.high if top > 0 else share.low
-    )
+    low = min(bottom * share.low, bottom * share.high)
+    return low, max(top * share.low, top * share.high)

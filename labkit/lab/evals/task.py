@@ -1,12 +1,11 @@
-"""What a task is, and a run of one: a score for every item, on disk as soon as it is known.
+"""Tasks, and runs of tasks: every item's score is written to disk as soon as it is known.
 
 A metric of an item is a fraction `(above, below)`: (1, 1) for right, (nats, tokens) for a KL,
-(bits, bytes) for text, and NOT_JUDGED if it was requested but could not be computed. A slice
-scores sum(above) / sum(below), so items of unequal size weigh by their size, and two runs can be
-compared item by item.
+(bits, bytes) for text, and NOT_JUDGED if it could not be computed. The score of a slice is
+sum(above) / sum(below), so items weigh by their size and two runs can be compared item by item.
 
-An item is scored alone: batch, order and resume change no record (float32). An item that could
-not be scored carries `error` and no metrics; it is counted, and it is never a zero.
+Each item is scored alone: in float32, batch size, order and resuming change no record. An item that
+could not be scored has an `error` and no metrics. It is counted as an error, never as a zero.
 """
 
 from __future__ import annotations
@@ -24,9 +23,11 @@ NOT_JUDGED = (0.0, 0.0)
 
 @dataclass(frozen=True)
 class Metric:
-    """`share`: every item is 0 or 1 (Wilson, McNemar); otherwise a ratio of sums (bootstrap).
+    """A metric of a task.
 
-    `chance` is the score of a guesser; a score whose interval reaches it is at the floor.
+    share: every item is 0 or 1 (Wilson, McNemar). Otherwise a score is a ratio of sums
+        (bootstrap).
+    chance: the score of a random choice. A score whose interval contains it is at the floor.
     """
 
     name: str
@@ -40,8 +41,9 @@ class Metric:
 class ItemScore:
     """One item's result.
 
-    `details` are for reading (what was chosen or written, token ids) and are plain JSON: lists, no
-    tuples. `n` is what the item counts for in a report: 1, or a passage's scored tokens.
+    details: facts for a reader, such as the chosen answer, the text and token ids. They are
+        plain JSON: lists, no tuples.
+    n: the count of this item in a report: 1, or the number of a passage's scored tokens.
     """
 
     item: str
@@ -52,7 +54,7 @@ class ItemScore:
     n: int = 1
 
     def value(self, metric: str) -> float | None:
-        """Return above / below; None if this item has no such metric."""
+        """Return above / below, or None if this item has no such metric."""
         above, below = self.metrics.get(metric, NOT_JUDGED)
         return above / below if below else None
 
@@ -62,10 +64,11 @@ class ItemScore:
 
 
 class Task(Protocol):
-    """An item is any object with an `id`; `score` yields one ItemScore per item, in order.
+    """The contract of a task.
 
-    `metrics[0]` is the primary one: it is compared first, and it can still move when a score is at
-    the floor.
+    An item is any object with an `id`. `score` yields one ItemScore per item, in order.
+    `metrics[0]` is the primary metric: it is compared first, and it can still move when a
+    share is at the floor.
     """
 
     name: str
@@ -85,17 +88,16 @@ def run(
     batch: int = 16,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[ItemScore]:
-    """Return the scores of every item, in order. Items that the file at `path` has are not redone.
+    """Return the scores of all items, in order. Items in the file at `path` are not scored again.
 
-    `settings` say what was run (recipe, KV format, shots); a file with other settings raises
-    BadRequest. `batch` items are given to the task at once: a killed run loses at most one batch.
+    settings: the options of the run, such as recipe, KV format and shots. A file with other
+        settings raises BadRequest.
+    batch: the number of items that the task gets at once. A killed run loses up to one batch.
     """
     items = list(task.items())
     if not items or batch < 1:
-        raise BadRequest(
-            f"The task {task.name} has {len(items)} items in batches of {batch}; raise the limit, "
-            "and give batches of at least one item."
-        )
+        given = f"{task.name} has {len(items)} items in batches of {batch}"
+        raise BadRequest(f"The task {given}; give at least one item and a batch of at least 1.")
     if path is None:
         return list(_scored(task, model, items, batch, progress))
     about = {"model": getattr(model, "name", None), "revision": getattr(model, "revision", None)}
@@ -118,7 +120,7 @@ def _scored(task: Task, model, items: Sequence, batch: int, progress) -> Iterato
 
 
 def as_record(task: Task, score: ItemScore, settings: Mapping[str, Any]) -> Record:
-    """Return an item as a line of a result file; its value is the primary metric's."""
+    """Return an item as a line of a result file. Its value is that of the primary metric."""
     primary = task.metrics[0]
     details = {
         "metric": primary.name,
@@ -138,7 +140,7 @@ def read_scores(
 ) -> list[ItemScore]:
     """Return the items of one task in a result file.
 
-    Raises BadRequest if they were run with other `settings`.
+    Raises BadRequest if a record was written with other `settings`.
     """
     scores = []
     for record in read_records(path):
@@ -147,10 +149,9 @@ def read_scores(
         about = record.details
         for key, value in (settings or {}).items():
             if about["settings"].get(key) != value:
-                raise BadRequest(
-                    f"{Path(path).name} holds {task} with {key} {about['settings'].get(key)!r}, "
-                    f"and this run has {value!r}; use another file, or the same options."
-                )
+                place = f"{task} in {Path(path).name} has {key} {about['settings'].get(key)!r}"
+                advice = "use another file or the same options"
+                raise BadRequest(f"{place}, and this run has {value!r}; {advice}.")
         metrics = {name: tuple(pair) for name, pair in about["metrics"].items()}
         rest = (record.notes, about["item"], record.n)
         scores.append(ItemScore(record.item, about["slice"], metrics, *rest))

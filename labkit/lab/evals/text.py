@@ -1,14 +1,16 @@
-"""The task `text`: how well a model predicts text, and how far it moved from the unchanged one.
+"""The task `text`: how well a model predicts text, and how far it moved from the unchanged model.
 
     kl              mean over tokens of sum_v p(v) (log p(v) - log q(v)), in nats, over the full
                     vocabulary; p is the unchanged model, q the scored one
-    top1            share of tokens for which both rank the same token first
-    bits_per_byte   -log2 q(text) / bytes of that text
+    top1            share of tokens for which both models rank the same token first
+    bits_per_byte   -log2 q(text) / bytes of the text
     nats_per_token  -ln q(text) / tokens
 
-`kl` and `top1` need a reference. Slices are code (HumanEval with solutions), prose (held-out
-documentation) and MMLU's questions in seven languages. Nothing is generated: 4,000 tokens settle
-a KL to a few per cent, while task scores would need a thousand problems. Cost: one forward pass.
+`kl` and `top1` need a reference. By default the slices are code (HumanEval with solutions), prose
+(the evaluation part of the documentation) and MMLU's questions in seven languages. Nothing is
+generated. 4,000 tokens determine a KL to a few per cent; a share of right answers would need a
+thousand problems for that.
+Cost: one forward pass.
 """
 
 from __future__ import annotations
@@ -21,21 +23,14 @@ import torch
 from torch import nn
 
 from labkit.errors import BadRequest
-from labkit.lab.evals.passages import (
-    SLICES,
-    Passage,
-    Remembered,
-    check_slices,
-    cut,
-    log_probs,
-    plain_read,
-)
+from labkit.lab.evals import check_choices
+from labkit.lab.evals.passages import SLICES, Passage, Remembered, cut, log_probs, plain_read
 from labkit.lab.evals.task import ItemScore, Metric
 from labkit.lab.evals.through_cache import ThroughCache
-from labkit.lab.texts import evaluation_documents
+from labkit.lab.texts import EVALUATION_SLICES, LANGUAGES, evaluation_documents
 from labkit.quant.calibrate import device_of
 
-CHUNK = 128  # tokens whose distributions over the vocabulary are in memory at once
+CHUNK = 128  # the number of tokens whose distributions are in memory at once
 COMPARED = (Metric("kl", "nats/token", higher_is_better=False), Metric("top1"))
 ALONE = (
     Metric("bits_per_byte", "bits/byte", higher_is_better=False),
@@ -45,11 +40,13 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Text:
-    """Score passages of up to `length` tokens; `limit` counts tokens per slice, None takes all.
+    """Score passages of text.
 
-    `overlap`: see `passages.cut`. `reference` is the unchanged model, read beforehand (see
-    `against`). `through` reads the text through a KV cache instead; the reference is then the
-    same model in one pass without a cache, unless another is given.
+    limit: the maximum number of tokens per slice; None takes all.
+    length, overlap: the size of a passage in tokens and its context; see `passages.cut`.
+    reference: the output of the unchanged model; see `against`.
+    through: read the text through a KV cache. Without a reference, the same model is then
+        compared with one pass without a cache.
     """
 
     tokenizer: object
@@ -62,7 +59,7 @@ class Text:
     name = "text"
 
     def __post_init__(self):
-        check_slices(self.slices)
+        check_choices(self.slices, (*EVALUATION_SLICES, *LANGUAGES[1:]), "a slice of text")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -80,7 +77,7 @@ class Text:
         return passages
 
     def against(self, model: nn.Module, progress: Callable = lambda line: None) -> Text:
-        """Return this task with `model` as its reference; reads every passage once."""
+        """Return this task with `model` as its reference. The model reads every passage once."""
         return replace(self, reference=Remembered(model, self.items(), progress))
 
     def score(self, model: nn.Module, items: Sequence[Passage]) -> Iterator[ItemScore]:
@@ -97,15 +94,12 @@ def make(model, limit: int | None = None, **options) -> Text:
 
 
 @torch.inference_mode()
-def score(
-    model: nn.Module,
-    passage: Passage,
-    reference: Callable | None = None,
-    read: Callable = plain_read,
-) -> ItemScore:
-    """Score one passage. `reference(passage)` and `read(model, tokens)` give states and a head.
+def score(model: nn.Module, passage: Passage, reference=None, read=plain_read) -> ItemScore:
+    """Score one passage.
 
-    Raises BadRequest if a distribution is not finite or the two vocabularies differ.
+    `reference(passage)` and `read(model, tokens)` return hidden states and a head, as
+    `plain_read` does. Raises BadRequest if a distribution is not finite or if the two
+    vocabularies differ.
     """
     tokens = torch.tensor([passage.tokens], device=device_of(model))
     states, head = read(model, tokens)
@@ -119,17 +113,12 @@ def score(
         if known is not None:
             p = log_probs(known[at], known_head)
             if p.shape != q.shape:
-                raise BadRequest(
-                    f"The two models have {p.shape[-1]} and {q.shape[-1]} tokens; KL compares "
-                    "models of one vocabulary."
-                )
+                sizes = f"{p.shape[-1]} and {q.shape[-1]} tokens"
+                raise BadRequest(f"The models have {sizes}; compare models of one vocabulary.")
             kl += float((p.exp() * (p - q)).sum(dtype=torch.float64))
             top1 += int((p.argmax(-1) == q.argmax(-1)).sum())
     if not math.isfinite(nll + kl):
-        raise BadRequest(
-            f"The model's distribution on passage {passage.id} contains NaN or infinity; "
-            "it cannot be scored."
-        )
+        raise BadRequest(f"The output on passage {passage.id} is not finite; check the model.")
     n = len(passage.tokens) - passage.first
     metrics = {"kl": (kl, n), "top1": (top1, n)} if known is not None else {}
     metrics |= {"bits_per_byte": (nll / math.log(2), passage.nbytes), "nats_per_token": (nll, n)}

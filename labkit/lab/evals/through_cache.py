@@ -1,9 +1,10 @@
-"""How a text is read *through* a quantized KV cache, so that the cost of its format shows.
+"""Read a text through a quantized KV cache, so that the cost of the cache's format shows.
 
-If the prompt is read in full precision and the cache is quantized afterwards, nothing that was
-read had an error. So the text passes in chunks of up to 16 tokens, each attending to what the
-cache stores of all before. Only tokens with a context of 512 to 2,048 tokens are scored, and at
-least 90 % of the keys that they read must be quantized ones (checked by the format's own rule).
+If a model reads a prompt in full precision and quantizes the cache afterwards, the keys and values
+that it read had no error. So the text is read in chunks of up to 16 tokens. Each chunk attends to
+the stored keys and values of all earlier ones. Only tokens with a context of 512 to 2,048 tokens are
+scored. At least 90 % of the keys that they read must be quantized; the format's own rule decides
+which are.
 
 Cost: a forward pass per 16 tokens, about ten times the cost of reading a text at once.
 """
@@ -28,7 +29,7 @@ from labkit.plan.kv_formats import KVFormat, get_kv_format
 class ThroughCache:
     """Read `chunk` tokens at once; score from token `first` of a passage of `length` tokens.
 
-    `cache` is another maker of caches than the format's own, such as a windowed one.
+    `cache` makes caches in place of the format's own, for example windowed ones.
     """
 
     kv_format: str | KVFormat
@@ -44,37 +45,34 @@ class ThroughCache:
 
     @classmethod
     def up_to(cls, kv_format: str, limit: int | None) -> ThroughCache:
-        """Return a reader for `limit` tokens; passages are shorter if that is below 1,024."""
+        """Return a reader for `limit` tokens, in passages of up to 1,024 tokens.
+
+        Raises BadRequest for fewer than 640 tokens, because the first 512 are context.
+        """
         if limit is not None and limit < 640:
             raise BadRequest(
-                f"{limit} tokens are too few to be read through a cache, whose first 512 are "
-                "context; raise --limit to at least 640."
+                f"--limit is {limit}; a text through a cache needs 640 tokens or more."
             )
         return cls(kv_format, length=min(1024, limit or 1024))
 
     def passages(self, tokenizer, slice: str, limit: int | None = 4096) -> list[Passage]:
-        """Return the documents of a slice, joined, in passages of exactly `length` tokens."""
+        """Join the documents of a slice; return passages of exactly `length` tokens."""
         return joined(tokenizer, slice, limit, self.length, self.first)
 
     def maker(self, model: nn.Module) -> Callable:
         """Return a function that makes the caches of this format for a model."""
-        name = self.kv_format.name
         if self.cache is not None:
             return self.cache
+        name, frequencies = self.kv_format.name, None
         if self.kv_format.packed:
-            rotary, head_dim = model.rotary, model.config.head_dim
-            before = self.kv_format.before_rope
-            return quantized_cache(
-                self.kv_format, rotary.config.frequencies(head_dim) if before else None
-            )
+            if self.kv_format.before_rope:
+                frequencies = model.rotary.config.frequencies(model.config.head_dim)
+            return quantized_cache(self.kv_format, frequencies)
         if name not in DTYPES:
-            raise BadRequest(
-                f"KV format {name} is for plans only and cannot be stored; choose int8, int4 or "
-                f"one of {', '.join(DTYPES)}."
-            )
-        return lambda shape, dtype=None, **rest: ContiguousCache(
-            shape, dtype=torch_dtype(name), **rest
-        )
+            allowed = f"int8, int4 or one of {', '.join(DTYPES)}"
+            raise BadRequest(f"KV format {name} is for plans only; choose {allowed}.")
+        dtype = torch_dtype(name)
+        return lambda shape, **rest: ContiguousCache(shape, **rest | {"dtype": dtype})
 
     def share_quantized(self) -> float:
         """Return the share of quantized keys among those that scored tokens read."""
@@ -90,13 +88,13 @@ class ThroughCache:
     def read(self, model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module]:
         """Read tokens [1, T] through a new cache; return hidden states [T, E] and the head.
 
-        Raises BadRequest if fewer than 90 % of the keys read would be quantized.
+        Raises BadRequest if less than 90 % of the keys read would be quantized.
         """
         if self.share_quantized() < 0.9:
+            share, tail = f"{self.share_quantized():.0%}", self.kv_format.tail
             raise BadRequest(
-                f"Only {self.share_quantized():.0%} of the keys read would be quantized ones; score "
-                f"from a later token than {self.first}, because {self.kv_format.name} keeps a tail "
-                f"of {self.kv_format.tail}."
+                f"Only {share} of the keys read would be quantized, because {self.kv_format.name} "
+                f"keeps a tail of {tail} tokens; score from a later token than {self.first}."
             )
         where = {"dtype": model.dtype, "device": model.device}
         cache = self.maker(model)(model.config.kv_shape, batch=1, capacity=tokens.shape[1], **where)

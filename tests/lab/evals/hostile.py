@@ -1,7 +1,8 @@
-"""Programs that try to pass without solving, to climb out, or to take the run with them. Each must fail, and only it.
+"""Programs that try to pass without solving the task, to escape, or to stop the run. Each must fail alone.
 
-Run by test_sandbox.py; `python tests/evals/hostile.py` judges them all as whoever runs it and prints what went wrong.
-What is asked for is f(x) = x * x + 1; {host} is a folder of the host that anybody may write to, {port} a port that listens.
+test_sandbox.py runs them. `python tests/lab/evals/hostile.py` judges them all as the current user and
+prints what went wrong. The task is f(x) = x * x + 1. {host} is a folder of the host that anybody may
+write to, and {port} is a port that listens.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import stat
 import tempfile
 import time
 
-from labkit.lab.evals.sandbox import Limits, Sample, Verdict, check_all
 from labkit.lab.evals.sandbox.ending import descendants
+from labkit.lab.evals.sandbox.pool import Limits, Sample, Verdict, check_all
 
 SECRET = "the-tests-say-10-and-17"
 TEST = f"# {SECRET}\ndef check(candidate):\n    assert candidate(3) == 10\n    assert candidate(4) == 17\n"
 HONEST = "def f(x):\n    return x * x + 1\n"
 SLEEP = f"31415{os.getpid()}"  # seconds: a number that no other run of these tests has
-# How fast this machine is must not matter: what ends by itself has all the time that it could need, the rest a second.
+# A program that ends by itself has enough time on a slow machine; any other has a second.
 PATIENT, SHORT = (Limits(timeout_s=timeout_s, memory_mb=256) for timeout_s in (30.0, 1.0))
 
-# name -> (kinds that the failure may have, program); one that may time out is given a second
+# name -> (allowed kinds of failure, program)
 PROGRAMS = {
     # ---- leaving early, hoping that silence is success
     "exit at import": ("exit", "import sys\nsys.exit(0)"),
@@ -202,7 +203,7 @@ PROGRAMS = {
     ),
 }
 
-# What limits alone do not hold back: readable files, writable places, the network, processes of the same user.
+# These pass with limits alone: readable files, writable folders, the network, other processes of the user.
 NEED_WALLS = (
     "searches the disk for tests",
     "reads the host",
@@ -215,7 +216,7 @@ NEED_WALLS = (
 
 
 def judge_all(isolation=None, skip=()) -> tuple[dict[str, Verdict], list[str]]:
-    """Every program with an honest one among every three; verdicts, and what went wrong in sentences."""
+    """Judge every program, with honest ones in between; return the verdicts and a list of faults."""
     wrong = []
     with tempfile.TemporaryDirectory() as host, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(host, 0o777)
@@ -263,7 +264,7 @@ def judge_all(isolation=None, skip=()) -> tuple[dict[str, Verdict], list[str]]:
 
 
 def left_behind(below: set[int] | None = None) -> list[str]:
-    """Processes of samples that still run: below this process (or in `below`), and that grandchild wherever it is."""
+    """Return the processes of samples that still run, below this process or in `below`."""
     found, mine = [], set(descendants()) if below is None else below
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
@@ -278,7 +279,7 @@ def left_behind(below: set[int] | None = None) -> list[str]:
 
 
 if __name__ == "__main__":
-    from labkit.lab.evals.sandbox import best_isolation
+    from labkit.lab.evals.sandbox.pool import best_isolation
 
     chosen = best_isolation()
     print(chosen.describe())

@@ -1,4 +1,4 @@
-"""`labkit eval` with a tiny model: its keys, resume, --against, and refusals in one sentence."""
+"""`labkit eval` with a tiny model: its keys, resuming, --against, and errors in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labkit.lab.cli import main
-from labkit.lab.evals.sandbox import SandboxUnavailable
+from labkit.lab.evals.sandbox.isolation import SandboxUnavailable
 from labkit.lab.measure.record import read_records
 
 SHORT = ("--dtype", "fp32", "--max-new-tokens", "4")
@@ -42,7 +42,7 @@ def answered(capsys) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_one_row_a_task_slice_and_metric_with_the_agreed_keys(tiny, prompts, capsys):
+def test_there_is_one_row_per_task_slice_and_metric(tiny, prompts, capsys):
     assert (
         main(
             [
@@ -74,7 +74,7 @@ def test_one_row_a_task_slice_and_metric_with_the_agreed_keys(tiny, prompts, cap
     assert {s for t, s, _ in places if t == "mine"} == {"a", "b", "all"}
 
 
-def test_a_recipe_is_held_against_the_model_as_it_is(tiny, capsys):
+def test_a_recipe_is_compared_with_the_unchanged_model(tiny, capsys):
     assert (
         main(
             [
@@ -106,7 +106,7 @@ def test_a_recipe_is_held_against_the_model_as_it_is(tiny, capsys):
     ] == "int4_kivi"
 
 
-def test_a_quantised_file_is_scored_on_its_own_numbers_in_either_arithmetic(
+def test_a_quantized_file_is_scored_in_either_arithmetic(
     make_byte_model, prompts, monkeypatch, capsys
 ):
     import labkit.lab.stack.open
@@ -178,7 +178,7 @@ def test_items_are_read_and_written_through_a_kv_format(tiny, prompts, capsys):
     assert 1e-6 < abs(eight - exact) < abs(four - exact), bits
 
 
-def test_a_run_is_kept_resumed_and_compared(tiny, prompts, tmp_path, capsys):
+def test_a_run_is_stored_resumed_and_compared(tiny, prompts, tmp_path, capsys):
     before, after = str(tmp_path / "before.jsonl"), str(tmp_path / "after.jsonl")
     command = ["eval", prompts, *SHORT, "--json"]
     assert main([*command, "--out", before]) == 0
@@ -204,9 +204,7 @@ def test_a_run_is_kept_resumed_and_compared(tiny, prompts, tmp_path, capsys):
     assert "not decidable with n = 8" in capsys.readouterr().out
 
 
-def test_a_verdict_is_no_failure_and_none_of_the_items_scored_is_one(
-    tiny, prompts, tmp_path, capsys
-):
+def test_a_verdict_does_not_change_the_exit_status(tiny, prompts, tmp_path, capsys):
     before, lines = tmp_path / "before.jsonl", []
     assert main(["eval", prompts, *SHORT, "--json", "--out", str(before)]) == 0
     for line in before.read_text().splitlines():  # an earlier run that was surer of every item
@@ -225,10 +223,10 @@ def test_a_verdict_is_no_failure_and_none_of_the_items_scored_is_one(
     )
 
 
-def test_humaneval_asks_a_model_made_to_chat_unless_told_otherwise(
+def test_humaneval_uses_the_mode_chat_for_a_chat_model_by_default(
     tiny, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("labkit.lab.evals.humaneval.best_isolation", _no_wall)
+    monkeypatch.setattr("labkit.lab.evals.humaneval.best_isolation", _no_isolation)
     for options, mode in (((), "chat"), (("--mode", "plain"), "plain")):
         out = str(tmp_path / f"{mode}.jsonl")
         assert (
@@ -240,7 +238,7 @@ def test_humaneval_asks_a_model_made_to_chat_unless_told_otherwise(
         assert record.details["settings"]["mode"] == mode
 
 
-def _no_wall():
+def _no_isolation():
     raise SandboxUnavailable("Generated code is not run here, because of this test.")
 
 
@@ -261,7 +259,7 @@ def _no_wall():
     ],
     ids=lambda value: " ".join(value),
 )
-def test_a_bad_request_is_one_sentence(arguments, said, capsys, monkeypatch):
+def test_an_error_is_one_line(arguments, said, capsys, monkeypatch):
     import labkit.lab.stack.open
 
     monkeypatch.setattr(
@@ -276,12 +274,12 @@ def test_a_bad_request_is_one_sentence(arguments, said, capsys, monkeypatch):
         assert part in captured.err
 
 
-def test_files_that_do_not_go_together_are_refused(tiny, prompts, tmp_path, capsys):
+def test_files_that_do_not_match_raise(tiny, prompts, tmp_path, capsys):
     before = str(tmp_path / "before.jsonl")
     assert main(["eval", prompts, "--limit", "2", "--out", before, *SHORT]) == 0
     capsys.readouterr()
     for arguments, said in (
-        (["structured", "--against", before], "holds mine and not structured"),
+        (["structured", "--against", before], "has mine and not structured"),
         ([prompts, "--limit", "2", "--against", before, "--out", before], "both"),
         ([prompts, "--limit", "2", "--recipe", "int8", "--out", before, *SHORT], "recipe None"),
         ([prompts, "--limit", "3", "--against", before, *SHORT], "differ in 1 items"),

@@ -1,4 +1,4 @@
-"""MMLU scored three ways: the right prompts, leave-one-out shots, margins and mass, and no letter without a score."""
+"""MMLU in three ways of scoring: prompts, shots, margins and mass, and errors of items."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text_of(model, parts) -> str:
     return model.tokenizer.decode(parts.context)
 
 
-def test_the_prompt_of_each_way(byte_model):
+def test_the_prompt_of_each_way_of_scoring(byte_model):
     reader, item = Reader(byte_model), ITEMS[1]
     header = "The following are multiple choice questions (with answers) about rivers.\n\n"
     parts, held, _ = MMLU().prompt(reader, item, listed=False)
@@ -67,7 +67,7 @@ def test_an_item_is_never_its_own_example_and_examples_are_of_its_subject(byte_m
     assert alone.count("Question:") == 1  # no other item of the subject
 
 
-def test_what_does_not_fit_loses_whole_shots_and_is_counted(make_byte_model):
+def test_a_long_prompt_loses_whole_shots_and_is_counted(make_byte_model):
     model = make_byte_model(max_positions=300)
     parts, _, shown = MMLU(4).prompt(Reader(model), ITEMS[0], listed=False)
     text = text_of(model, parts)
@@ -83,7 +83,7 @@ def test_what_does_not_fit_loses_whole_shots_and_is_counted(make_byte_model):
         results(MMLU().metrics, "mmlu", small)
 
 
-def test_margins_and_mass_are_those_of_a_plain_pass(byte_model):
+def test_margins_and_mass_equal_those_of_a_plain_pass(byte_model):
     item, reader = ITEMS[2], Reader(byte_model)
     (score,) = [one for one in run(MMLU(), byte_model) if one.item == item.id]
     nats = {}
@@ -115,7 +115,7 @@ def test_margins_and_mass_are_those_of_a_plain_pass(byte_model):
     assert set(signs) == {(True, True), (False, False)}
 
 
-def test_scores_that_say_nothing_are_an_error_and_not_an_a(byte_model):
+def test_nan_and_equal_scores_are_an_error_and_not_an_a(byte_model):
     assert best([-3.0, -1.0, -2.0]) == 1 and best([0.5]) == 0
     for nothing in ([float("nan"), 0.0], [-1.5, -1.5, -1.5, -1.5]):
         with pytest.raises(NotScorable):
@@ -139,7 +139,7 @@ def test_scores_that_say_nothing_are_an_error_and_not_an_a(byte_model):
         ("E", None),
     ],
 )
-def test_the_letter_in_what_was_written(text, letter):
+def test_the_letter_in_a_generated_text(text, letter):
     assert generated_letter(text) == letter
 
 

@@ -32,7 +32,7 @@ def scores(count=40, right=30, shift=0.0, bits=8.0):
     ]
 
 
-def test_rows_carry_intervals_chance_and_what_could_not_be_scored():
+def test_rows_have_intervals_chance_and_errors():
     found = [
         *scores(),
         ItemScore("lost", "b", error="NaN"),
@@ -87,7 +87,7 @@ def test_two_runs_are_compared_item_by_item_with_a_verdict():
     }
 
 
-def test_flipped_items_are_named_with_what_was_chosen():
+def test_flipped_items_have_their_details():
     found = flipped(METRICS, scores(), scores(right=28))
     assert [(one["item"], one["was"], one["is"]) for one in found] == [
         ("i28", True, False),
@@ -98,7 +98,7 @@ def test_flipped_items_are_named_with_what_was_chosen():
     )
 
 
-def test_an_item_lost_in_one_run_is_left_out_of_both_and_counted():
+def test_an_item_without_a_score_in_one_run_is_left_out_of_both_and_counted():
     after = [ItemScore(s.item, s.slice, error="NaN") if s.item == "i3" else s for s in scores()]
     row = next(
         r
@@ -121,7 +121,7 @@ def test_an_item_lost_in_one_run_is_left_out_of_both_and_counted():
     assert (rows["right"]["n"], rows["right"]["errors"], rows["margin"]["errors"]) == (39, 1, 0)
 
 
-def test_runs_over_other_items_are_refused_and_other_denominators_left_out():
+def test_other_items_raise_and_other_denominators_are_left_out():
     with pytest.raises(BadRequest, match="differ in 5 items"):
         compare(METRICS, "toy", scores(), scores(count=45))
     other = [ItemScore(s.item, s.slice, {**s.metrics, "bits": (1.0, 5.0)}) for s in scores()]

@@ -1,4 +1,4 @@
-"""Own items, checks on what was written, likelihood of references, and files of readers' own prompts."""
+"""The task `structured`, checks, likelihoods of references, and files of your own prompts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_json_is_judged_by_form_schema_and_values(text, valid, schema, exact, fa
     assert verdict.fault == fault
 
 
-def test_nesting_without_end_is_no_json():
+def test_very_deep_nesting_is_not_valid_json():
     assert (
         first_json("[" * 100_000) is MISSING
         and first_json("no") is MISSING
@@ -176,7 +176,7 @@ def test_a_file_of_prompts_is_a_task(byte_model, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "Line 2 of mine.jsonl is not JSON"),
+        ("{", "Line 2 of mine.jsonl: it is not JSON"),
         ("[1]", "write one object per line"),
         ({"reference": "1"}, "Line 2 of mine.jsonl: it has no prompt"),
         ({"prompt": "x"}, "neither a reference nor a check"),
@@ -191,20 +191,20 @@ def test_a_file_of_prompts_is_a_task(byte_model, tmp_path):
         ({"prompt": "x", "check": {"kind": "magic"}}, "json, exact"),
         (
             {"prompt": "x", "check": {"kind": "json", "schema": {"type": "thing"}}},
-            "its schema is invalid",
+            "its schema is not JSON Schema",
         ),
         (
             {"prompt": "x", "check": {"kind": "matches", "pattern": "("}},
-            "its pattern is not a valid",
+            "its pattern is not a regular expression",
         ),
-        ({"prompt": "x", "check": {"kind": "matches"}}, "its pattern is not a valid"),
+        ({"prompt": "x", "check": {"kind": "matches"}}, "its pattern is not a regular expression"),
         ({"prompt": "x", "check": {"kind": "contains"}}, "names no word"),
         ({"prompt": "x", "check": {"kind": "exact", "all": ["1"]}}, "a field 'all'"),
         ({"prompt": "x", "check": {"kind": "exact"}}, "kind exact and no reference"),
-        ({"id": "1", "prompt": "x", "reference": "1"}, "the id '1' of another line"),
+        ({"id": "1", "prompt": "x", "reference": "1"}, "another line has the id '1'"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_refused_by_its_number(tmp_path, line, said):
+def test_an_invalid_line_raises_with_its_number(tmp_path, line, said):
     path = write(tmp_path / "mine.jsonl", {"prompt": "good", "reference": "1"}, line)
     with pytest.raises(BadRequest) as error:
         read_items(path)
@@ -215,7 +215,7 @@ def test_a_line_that_cannot_be_used_is_refused_by_its_number(tmp_path, line, sai
     )
 
 
-def test_a_file_that_is_none_is_refused(tmp_path):
+def test_a_missing_an_empty_and_a_latin_1_file_raise(tmp_path):
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
     for path, said in (
         (tmp_path / "no.jsonl", "no file"),

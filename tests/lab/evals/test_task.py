@@ -1,4 +1,4 @@
-"""A run of a task: resumed and in any batch it holds the same records."""
+"""A run of a task writes the same records in any batch and after it is resumed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Toy:
                 )
 
 
-def test_a_killed_run_goes_on_with_the_next_item(tmp_path):
+def test_a_killed_run_resumes_with_the_next_item(tmp_path):
     path, whole = tmp_path / "run.jsonl", run(Toy(), None)
     with pytest.raises(KeyboardInterrupt):
         run(Toy(stop_at="i5"), None, path)
@@ -61,14 +61,14 @@ def test_batches_change_no_score():
         run(Toy(count=0), None)
 
 
-def test_a_file_of_another_run_is_refused(tmp_path):
+def test_a_file_with_other_settings_raises(tmp_path):
     path = tmp_path / "run.jsonl"
     run(Toy(), None, path, settings={"recipe": None})
     with pytest.raises(BadRequest, match="recipe None, and this run has 'int4'"):
         run(Toy(), None, path, settings={"recipe": "int4"})
 
 
-def test_a_record_says_what_it_is_and_an_item_without_a_score_is_none(tmp_path):
+def test_a_record_has_its_slice_and_an_item_without_a_score_has_no_value(tmp_path):
     path = tmp_path / "run.jsonl"
     run(Toy(), None, path)
     records = {record.item: record for record in read_records(path)}
@@ -81,7 +81,7 @@ def test_a_record_says_what_it_is_and_an_item_without_a_score_is_none(tmp_path):
 
 
 @pytest.mark.real_model
-def test_every_registered_task_is_made_by_its_name_and_keeps_the_contract(byte_model):
+def test_every_registered_task_keeps_the_contract(byte_model):
     for name in TASKS:
         task = make_task(name, byte_model, 3)
         items = task.items()

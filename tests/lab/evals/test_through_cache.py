@@ -1,4 +1,4 @@
-"""A KV format read through the cache: the KL is that of its definition, and most keys read are quantised ones."""
+"""Text read through a quantized KV cache: the KL follows its definition, and most keys are quantized."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def value(scores, metric):
     return next(r["value"] for r in rows if r["metric"] == metric and r["slice"] == "all")
 
 
-def test_the_sums_are_those_of_the_definition():
+def test_the_sums_follow_the_definition():
     model, how = tiny_model(), ThroughCache("int8", first=100, length=160)
     (item,) = passages(count=1)
     (got,) = evaluate(model, [item], how)
@@ -58,7 +58,7 @@ def test_the_sums_are_those_of_the_definition():
     assert got.metrics["nats_per_token"] == (pytest.approx(nll, rel=1e-5), 60)
 
 
-def test_more_bits_are_nearer_and_a_plain_cache_is_equal():
+def test_more_bits_give_a_smaller_kl_and_a_plain_cache_gives_none():
     model, kl = tiny_model(head_dim=16), {}
     for name in ("fp32", "int8", "int4", "int2"):
         kl[name] = value(
@@ -67,7 +67,7 @@ def test_more_bits_are_nearer_and_a_plain_cache_is_equal():
     assert kl["fp32"] < 1e-6 < kl["int8"] < kl["int4"] < kl["int2"]
 
 
-def test_keys_that_were_not_quantised_would_tell_nothing():
+def test_too_few_quantized_keys_raise():
     model = tiny_model()
     assert (
         ThroughCache("int8").share_quantized() == 1
@@ -116,7 +116,7 @@ def test_another_cache_can_be_read_the_same_way():
         lambda: ThroughCache("bits4").maker(tiny_model()),
     ],
 )
-def test_what_cannot_be_read_is_refused(make):
+def test_invalid_readers_raise(make):
     with pytest.raises(BadRequest):
         make()
 

@@ -1,30 +1,6 @@
-"""Run code that a model wrote: in a process of its own, in the best isolation of this machine.
+"""Run code that a model wrote in a process of its own, in the best isolation of this machine.
 
-pool.py judges samples, isolation.py builds the isolation, grader.py runs the tests, child.py runs
-the code, ending.py ends every process of a sample. A sample that cannot be run is an error and
+pool.py judges samples. isolation.py builds the isolation, grader.py runs the tests, child.py runs
+the code, and ending.py ends every process of a sample. A sample that cannot be run is an error and
 never a wrong answer.
 """
-
-from labkit.lab.evals.sandbox.isolation import BUBBLEWRAP, Isolation, SandboxUnavailable
-from labkit.lab.evals.sandbox.pool import (
-    ALLOW,
-    Limits,
-    Sample,
-    Verdict,
-    best_isolation,
-    check,
-    check_all,
-)
-
-__all__ = [
-    "ALLOW",
-    "BUBBLEWRAP",
-    "Isolation",
-    "Limits",
-    "Sample",
-    "SandboxUnavailable",
-    "Verdict",
-    "best_isolation",
-    "check",
-    "check_all",
-]

@@ -1,9 +1,9 @@
 """The untrusted side: runs a program and calls its function on request. Started by grader.py.
 
-It uses the standard library only. The tests are not here: calls come in as data and results go out
-as data. Code in this process can at most lie about a result, which is what a wrong program does
-too. Before the program is read, this process gives up its user (if it is root) and everything
-beyond the limits on memory, processor time, files and processes.
+Only the standard library is used. The tests are not in this process: calls come in as data and
+results go out as data. The code can only give a false result, as any wrong program does. Before it
+reads the program, this process switches to another user (if it is root) and sets its limits on
+memory, processor time, files and processes.
 
     in   {"code"}, then {"args", "kwargs"} per call       one JSON value per line, both ways
     out  "ready", then {"value"} or {"raised", "text"}    values in the form of `encode`
@@ -18,11 +18,14 @@ from fractions import Fraction
 PLAIN = (type(None), bool, float, str)
 NUMBERS = {"complex": complex, "Decimal": Decimal, "Fraction": Fraction}
 SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
-ELEMENTS = 100_000  # of an endless iterator: enough to be judged wrong within the time limit
+ELEMENTS = 100_000  # the maximum number of elements of an iterator, because it may be endless
 
 
 class Foreign:
-    """A result of a type that cannot be sent. It equals nothing; elements and truth can be read."""
+    """A result of a type that cannot be sent.
+
+    It equals no other value. Its truth and its elements can be read.
+    """
 
     def __init__(self, name, truth, items):
         self.name, self.truth, self.items = name, truth, items
@@ -43,7 +46,7 @@ class Foreign:
 
 
 def encode(value):
-    """Return a value as JSON: plain ones as they are, all others as [type, content]."""
+    """Return a value as JSON data: plain values unchanged, all others as [type, content]."""
     if isinstance(value, int) and not isinstance(value, bool):
         return ["int", hex(value)]
     if isinstance(value, PLAIN):
@@ -68,7 +71,10 @@ def encode(value):
 
 
 def decode(data):
-    """Return the value that `encode` encoded. Raises on anything else; executes nothing."""
+    """Return the value that `encode` encoded.
+
+    Other data raises an error. Nothing is executed.
+    """
     if isinstance(data, PLAIN):
         return data
     kind, content = data
@@ -89,15 +95,18 @@ def decode(data):
 
 
 def main():
-    """Serve calls; `argv` is the limits as JSON. No program code runs before "ready" is sent."""
+    """Serve calls, with the limits of `argv` (JSON).
+
+    No code of the program runs before "ready" is sent.
+    """
     settings = json.loads(sys.argv[1])
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # the program's output is counted, not read
+    os.dup2(2, 1)  # the grader counts the program's output and does not read it
     try:
         give_away(settings)
-    except Exception as error:  # one line for whoever reads why nothing could run
+    except Exception as error:  # one line that gives the reason
         sys.exit(f"{type(error).__name__}: {error}")
     del sys.argv[1:]
 
@@ -127,10 +136,10 @@ def main():
 
 
 def give_away(settings):
-    """Set the limits, then give up the user: only root may set some of the limits."""
+    """Set the limits, then switch to another user: only root may set some of the limits."""
     try:
         import resource
-    except ImportError:  # Windows has none: the wall clock alone
+    except ImportError:  # on Windows only the wall clock limits a program
         return
     megabyte = 1 << 20
     limits = {
@@ -139,7 +148,7 @@ def give_away(settings):
         "RLIMIT_AS": settings["memory_mb"] * megabyte,
         "RLIMIT_FSIZE": settings["scratch_mb"] * megabyte,
         "RLIMIT_NOFILE": settings["files"],
-        "RLIMIT_NPROC": settings["processes"],  # None: cannot be counted here
+        "RLIMIT_NPROC": settings["processes"],  # None: processes cannot be counted here
     }
     for name, value in limits.items():
         kind = getattr(resource, name, None)
@@ -149,14 +158,14 @@ def give_away(settings):
             try:
                 resource.setrlimit(kind, (value, value))
             except (OSError, ValueError):
-                if sys.platform == "linux":  # macOS refuses RLIMIT_AS; Linux refuses none
+                if sys.platform == "linux":  # macOS does not accept RLIMIT_AS; Linux accepts all
                     raise
     if settings["uid"] is not None:
         os.setgroups([])
         os.setgid(settings["uid"])
         os.setuid(settings["uid"])
     os.chdir(settings["scratch"])
-    try:  # if the library cannot be read, the result is "could not run" and not "wrong"
+    try:  # without a readable library, the result is "could not run" and not "wrong"
         for name in ("math", "random", "typing"):
             __import__(name)
     except ImportError:
@@ -166,7 +175,10 @@ def give_away(settings):
 
 
 def _names(error):
-    """Return the exception's type and its bases; the grader raises the first one it knows."""
+    """Return the names of the exception's type and its bases.
+
+    The grader raises the first one that it knows.
+    """
     return [kind.__name__ for kind in type(error).__mro__]
 
 

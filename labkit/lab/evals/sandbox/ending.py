@@ -1,20 +1,21 @@
-"""Find and end every process that came from a child. Runs inside grader.py.
+"""Find and end every process of a sample. Runs inside grader.py.
 
 A process that detaches itself (a new session, a double fork) becomes a child of the nearest
-subreaper above it. The grader is one, so on Linux all such processes are found below it. If every
-sample has its own user, one call ends all processes of that user, and a fork in flight fails too.
-In a PID namespace the kernel does the same. macOS has neither: the process group is ended, and a
-process that left it stays.
+subreaper above it. The grader is a subreaper, so on Linux it finds all these processes below it. If
+every sample has its own user, one call ends all processes of that user, even if one of them is
+forking. In a PID namespace the kernel does this. macOS has neither: there the process group is
+ended, and a process that has left the group stays.
 """
 
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 
 def shield(memory_mb):
-    """Adopt orphans of the child, and keep other processes from reading this one's memory."""
+    """Adopt orphans of the child, and prevent other processes from reading this one's memory."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -30,7 +31,7 @@ def shield(memory_mb):
 
 
 def end_everything(process, uid):
-    """Kill the child and all processes that came from it; return how many are left."""
+    """Kill the child and all its descendants; return the number of those that are left."""
     if process is None:
         return 0
     if os.name != "posix":
@@ -42,15 +43,11 @@ def end_everything(process, uid):
         for signal in (19, 9):  # stop all first, so that none forks while others are killed
             running = [process.pid] if process.returncode is None else []
             for pid in {*running, *descendants()}:
-                try:
+                with suppress(OSError):
                     os.kill(pid, signal)
-                except OSError:
-                    pass
-        try:
+        with suppress(OSError):
             os.killpg(process.pid, 9)
-        except OSError:
-            pass
-        if uid is not None:  # only the sample has this user: one call, which no fork escapes
+        if uid is not None:  # only this sample has the user; no fork escapes this call
             command = ["/bin/sh", "-c", "kill -9 -1"]
             subprocess.run(command, user=uid, group=uid, extra_groups=[], check=False)
         process.poll()
@@ -65,7 +62,7 @@ def end_everything(process, uid):
 
 
 def descendants():
-    """Return the processes below this one by /proc; none if there is no /proc."""
+    """Return the ids of the processes below this one; an empty list if there is no /proc."""
     children, found, todo = {}, [], [os.getpid()]
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():

@@ -1,13 +1,13 @@
 """The trusted side: one process per sample that has the tests, calls the child, and judges.
 
 It reads one job (a line of JSON) from its standard input. It writes "started" when untrusted code
-is about to run, and the verdict when the child and every process that it left behind are dead. The
-tests reach no disk, no argument list and no process of the child. It uses the standard library
-only. Whatever goes wrong before "started" is "could not run".
+is about to run. It writes the verdict when the child and every process of the child are dead. The
+child can find the tests on no disk, in no argument list and in no process of its own. An error
+before "started" gives the verdict "could not run". Only the standard library is used.
 
-Everything that can happen is an event in one queue: an answer, too much output, the child's end,
-the parent's end. The wall clock is checked while waiting for the next event. There are no signals
-and no alarms, so it works the same on every system.
+One queue receives all events: an answer, too much output, the child's end, the parent's end. The
+wall clock is checked while waiting for the next event. There are no signals and no alarms, so the
+grader works the same on every system.
 """
 
 import builtins
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from child import decode, encode
@@ -27,16 +28,19 @@ sys.path.pop(0)
 
 START_S = 30.0  # for a process to start on a busy machine
 ANSWER_BYTES = 64 << 20
-# What an answer that is not well formed raises.
+# The errors that a malformed answer raises.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 
 
 class Ended(BaseException):
-    """The sample is over: (outcome, kind, message). A test's `except Exception` cannot catch it."""
+    """The sample is over, with (outcome, kind, message).
+
+    It is a BaseException, so that a test's `except Exception` cannot catch it.
+    """
 
 
 class GivenUp(BaseException):
-    """The process that asked for the verdict is gone."""
+    """The process that wants the verdict has ended."""
 
 
 class Child:
@@ -45,15 +49,9 @@ class Child:
     def __init__(self, job):
         self.events, self.outbox, self.job = queue.Queue(), queue.Queue(), job
         self.raised, self.calls = None, 0
-        self.process = subprocess.Popen(
-            job["command"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=job["env"],
-            cwd=job["cwd"],
-            start_new_session=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        where = {"env": job["env"], "cwd": job["cwd"], "start_new_session": True}
+        self.process = subprocess.Popen(job["command"], **pipes, **where)
         self.noise = b""
         self.reader = self._thread(self._read_answers)
         self.listener = self._thread(self._count_output)
@@ -81,16 +79,14 @@ class Child:
                 return  # the pipe stays full: the program waits until it is killed
 
     def _write(self):
-        try:
+        with suppress(OSError):  # the child has ended, and the reader reports that
             while True:
                 self.process.stdin.write(self.outbox.get())
                 self.process.stdin.flush()
-        except OSError:
-            pass  # it has ended, and the reader reports that
 
     def _wait(self):
         self.process.wait()
-        self.reader.join(0.2)  # earlier answers come first; a grandchild may keep the pipe open
+        self.reader.join(0.2)  # earlier answers come first, but a grandchild may keep the pipe open
         self.events.put(("end", None))
 
     def _watch_parent(self):
@@ -98,7 +94,7 @@ class Child:
         self.events.put(("parent", None))
 
     def ask(self, message):
-        """Send `message` (None: only wait), wait for the answer and return it."""
+        """Send `message`, wait for the answer and return it. With None, only wait."""
         if message is not None:
             self.outbox.put(json.dumps(message).encode() + b"\n")
         limits = self.job["limits"]
@@ -152,7 +148,7 @@ class Child:
             if isinstance(kind, type) and issubclass(kind, Exception):
                 try:
                     error = kind(text)
-                except TypeError:  # UnicodeDecodeError and its like want more
+                except TypeError:  # UnicodeDecodeError and others need more arguments
                     continue
                 raise error
         raise Ended("failed", "exception", self.raised)
@@ -168,7 +164,7 @@ def judge(child, job):
     """Run the tests; return (outcome, kind, message)."""
     space = {"__name__": "tests"}
     try:
-        for part in ("setup", "test"):  # optimize=0 keeps the asserts, even under -O
+        for part in ("setup", "test"):  # optimize=0 keeps the asserts even with -O
             exec(compile(job[part], f"<{part}>", "exec", optimize=0), space)
         check = space["check"]
     except Exception as error:
@@ -196,7 +192,7 @@ def main():
     """Read one job and print one verdict; never raise."""
     job = json.loads(sys.stdin.buffer.readline())
     shield(job["limits"]["memory_mb"])
-    child, verdict = None, ("could not run", None, "the run was given up")
+    child, verdict = None, ("could not run", None, "the run was cancelled")
     try:
         child = Child(job)
         reason = child.start()

@@ -1,15 +1,16 @@
-"""How generated code is isolated from this machine.
+"""Isolate generated code from this machine.
 
-    bubblewrap   own PID, network, IPC and mount namespaces: no network; of the disk only the
-                 system's libraries and this Python, read-only; a scratch folder in memory; killed
-                 as a whole. If root starts it, it switches to another user.
-    limits       if bubblewrap is missing or cannot start: another user if we are root, else the
-                 same one, with limits on memory, time, files and processes. The network and every
-                 file that this user may read stay open, and so do the user's other processes. It
-                 therefore needs an explicit yes: LABKIT_UNSAFE_SANDBOX=1.
+    bubblewrap   Own PID, network, IPC and mount namespaces. The code has no network. It sees only
+                 the system's libraries and this Python, read-only, and a scratch folder in memory.
+                 All its processes are killed together. If root starts it, it switches to another
+                 user.
+    limits       Used if bubblewrap is missing or cannot start. The code runs as another user if
+                 root starts it, else as the same user, with limits on memory, time, files and
+                 processes. It can still reach the network, every file that its user may read, and
+                 that user's other processes. Therefore LABKIT_UNSAFE_SANDBOX=1 must allow it.
 
-Neither protects against kernel bugs, side channels or load: a sample may use a core until its
-time is up. A container or a virtual machine around the whole lab protects further.
+Neither protects against kernel bugs, side channels or load: a sample may use a core until its time
+is up. A container or a virtual machine around the whole lab protects further.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from labkit.files import cache_dir
 
 ALLOW = "LABKIT_UNSAFE_SANDBOX"
 SYSTEM = "/usr /bin /lib /lib32 /lib64 /nix/store /etc/ld.so.cache /etc/alternatives".split()
-USERS = range(61184, 65520)  # ids that no account has: systemd keeps them for such uses
-# Needed inside to give root up.
+USERS = range(61184, 65520)  # ids without an account: systemd reserves them for such uses
+# A process that starts as root needs these to switch to another user.
 CAPABILITIES = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID".split()
 CHILD = Path(__file__).with_name("child.py")
 
 
 class SandboxUnavailable(BadRequest):
-    """No isolation that may be used works here: an error, never a score of 0."""
+    """No permitted isolation works here. This is an error and never a score of 0."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """`why` is the reason why it is not a better one; None for the best."""
+    """A kind of isolation. `why` is the reason against a better one; None for the best."""
 
     name: str  # "bubblewrap" or "limits"
     why: str | None = None
@@ -64,15 +65,15 @@ class Start:
 
     command: list[str]
     env: dict[str, str]
-    uid: int | None  # given up to, inside
-    kill_uid: int | None  # whose every process is ended afterwards
-    scratch: str  # as the child sees it
+    uid: int | None  # the user that the child switches to
+    kill_uid: int | None  # all processes of this user are ended afterwards
+    scratch: str  # the folder, as the child sees it
 
 
 def start(isolation: Isolation, scratch_mb: int, scratch: str) -> Start:
-    """Return how to start a child. `scratch` is an empty folder, used with `limits` only."""
+    """Return how to start a child. `scratch` is an empty folder that only `limits` uses."""
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    # Not -I, which ignores the seed: hashes, and so the order of sets, are the same in every run.
+    # -I would ignore PYTHONHASHSEED, which makes the order of sets the same in every run.
     run = [python, "-s", "-P", "-S", "-B", "-c", CHILD.read_text(encoding="utf-8")]
     env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": "/tmp"}
     uid = random.SystemRandom().choice(USERS) if _root() else None
@@ -92,7 +93,7 @@ def _root() -> bool:
 
 @cache
 def _bubblewrap(python: str, scratch_mb: int) -> list[str]:
-    """Return the command before Python's: a new root with system programs and Python's library."""
+    """Return the bubblewrap command: a new root with system programs and Python's library."""
     command = "bwrap --unshare-pid --unshare-net --unshare-ipc --unshare-uts".split()
     command += "--unshare-cgroup-try --die-with-parent --hostname sandbox".split()
     command += "--proc /proc --dev /dev".split()
@@ -107,11 +108,11 @@ def _bubblewrap(python: str, scratch_mb: int) -> list[str]:
         shown += [python, f"{sys.base_prefix}/lib"]
         parents = {str(parent) for path in shown[1:] for parent in Path(path).parents}
         for folder in sorted(parents, key=len)[1:]:
-            # By default bubblewrap closes these to the user that code runs as.
+            # By default the user that the code runs as cannot read these folders.
             command += ["--perms", "0755", "--dir", folder]
         for path in shown[1:]:
             command += ["--ro-bind", path, path]
-    # Installed packages may bring the tests along, and a checkout may lie anywhere.
+    # Installed packages may contain the tests, and a checkout may lie anywhere.
     places = [Path(name) for name in ("/usr/lib", "/usr/lib64", "/usr/local/lib")]
     places.append(Path(sys.base_prefix, "lib"))
     hidden = [path for place in places for path in place.glob("python*/*-packages")]

@@ -1,11 +1,12 @@
-"""Judge samples: one grader process each, several at once, in the best isolation that works here.
+"""Judge samples in the best isolation that works here, several at once.
 
     check(Sample(code, test, "f"))     a Verdict: passed, failed, or could not run
     check_all(samples)                 verdicts in order, as many at once as there are cores
 
-A grader is started with `subprocess`, never by a fork of this process, which has threads and
-perhaps a GPU. The verdict comes back over the grader's own pipe, to which no untrusted process has
-access. Cost: two interpreters per sample, about 0.1 s.
+Each sample has a grader process. It is started with `subprocess` and not by a fork, because this
+process has threads and perhaps a GPU. The verdict comes back over the grader's own pipe, to which no
+untrusted process has access.
+Cost: two interpreters per sample, about 0.1 s.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -32,9 +34,10 @@ from labkit.lab.evals.sandbox.isolation import (
     SandboxUnavailable,
     start,
 )
+from labkit.lab.measure.machine import available_cores
 
 GRADER = Path(__file__).with_name("grader.py")
-START_S = 60.0  # for both processes to start on a busy machine, beside the sample's own time
+START_S = 60.0  # for both processes to start on a busy machine, in addition to the sample's time
 PASSED, FAILED, COULD_NOT_RUN = "passed", "failed", "could not run"
 
 
@@ -42,8 +45,8 @@ PASSED, FAILED, COULD_NOT_RUN = "passed", "failed", "could not run"
 class Sample:
     """Untrusted `code` that defines `entry_point`, and the trusted `test` that judges it.
 
-    `test` defines check(candidate); `setup` is trusted code that it needs. The tests run in
-    another process than the code; `candidate` calls across, and arguments and results travel as
+    `test` defines check(candidate), and `setup` is trusted code that it needs. The tests and
+    the code run in two processes. `candidate` sends its arguments and receives its result as
     data (numbers, text, lists, dictionaries ...).
     """
 
@@ -57,8 +60,11 @@ class Sample:
 class Limits:
     """Limits of one sample.
 
-    `timeout_s` is wall-clock time from when it may run, `memory_mb` is per process, and
-    `processes` counts threads too.
+    timeout_s: wall-clock time in seconds, counted from the moment when the code may run.
+    memory_mb: memory per process, in MiB.
+    scratch_mb, output_mb: the size of the scratch folder and of the output, in MiB.
+    processes: the maximum number of processes and threads.
+    files: the maximum number of open files.
     """
 
     timeout_s: float = 5.0
@@ -74,9 +80,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` of a failure: assertion, exception, timeout, memory, output or exit.
+    """The result of one sample.
 
-    `seconds` include the start.
+    outcome: passed, failed or could not run.
+    kind: of a failure: assertion, exception, timeout, memory, output or exit.
+    seconds: the time that the sample took, with the start of its processes.
     """
 
     outcome: str
@@ -86,7 +94,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool | None:
-        """None if it could not run: neither right nor wrong."""
+        """True, False, or None if the sample could not run."""
         return None if self.outcome == COULD_NOT_RUN else self.outcome == PASSED
 
 
@@ -99,7 +107,7 @@ def check(
 
 @cache
 def _found() -> Isolation:
-    """Return the best isolation that works here, as a trial shows and not a version number."""
+    """Return the best isolation with which a small sample passes here."""
     if shutil.which("bwrap") is None:
         linux = sys.platform == "linux"
         reason = "bubblewrap is not installed" if linux else "bubblewrap needs Linux"
@@ -114,14 +122,13 @@ def _found() -> Isolation:
 def best_isolation() -> Isolation:
     """Return the best isolation that works here.
 
-    Raises SandboxUnavailable if it is weak and LABKIT_UNSAFE_SANDBOX does not allow that.
+    Raises SandboxUnavailable if this is `limits` and LABKIT_UNSAFE_SANDBOX does not allow it.
     """
     isolation = _found()
     if isolation.weak and os.environ.get(ALLOW, "") not in ("1", "yes", "true"):
         raise SandboxUnavailable(
-            f"Generated code is not run here, because {isolation.why}; install bubblewrap, or set "
-            f"{ALLOW}=1 to run it with limits only, if you accept that it can reach the network "
-            "and your files."
+            f"Generated code is not run here, because {isolation.why}. Install bubblewrap, or set "
+            f"{ALLOW}=1 to let the code reach the network and your files."
         )
     return isolation
 
@@ -131,39 +138,27 @@ def check_all(
     limits: Limits | None = None,
     isolation: Isolation | None = None,
     workers: int | None = None,
-    progress: Callable[[int, Verdict], object] = lambda index, verdict: None,
 ) -> list[Verdict]:
-    """Judge all samples, `workers` at once (None: one per core).
-
-    `progress(index, verdict)` is called for each as soon as it is known.
-    """
+    """Judge all samples, `workers` at once; None means one per core."""
     limits, isolation = limits or Limits(), isolation or best_isolation()
     cancelled = threading.Event()
 
-    def one(index: int) -> Verdict:
-        verdict = _judge(samples[index], limits, isolation, cancelled)
-        progress(index, verdict)
-        return verdict
-
-    with ThreadPoolExecutor(workers or cores()) as pool:
-        futures = [pool.submit(one, index) for index in range(len(samples))]
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
+        rest = (limits, isolation, cancelled)
+        futures = [pool.submit(_judge, sample, *rest) for sample in samples]
         try:
             return [future.result() for future in futures]
-        except BaseException:  # Ctrl-C: those that run are ended, the others never start
+        except BaseException:  # Ctrl-C: end the samples that run, and start no other
             cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _judge(
     sample: Sample, limits: Limits, isolation: Isolation, cancelled: threading.Event
 ) -> Verdict:
     if cancelled.is_set():
-        return Verdict(COULD_NOT_RUN, None, "the run was given up")
+        return Verdict(COULD_NOT_RUN, None, "the run was cancelled")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as scratch:
         how = start(isolation, limits.scratch_mb, scratch)
@@ -182,49 +177,43 @@ def _judge(
     seconds = time.perf_counter() - began
     if lines and lines[-1].startswith("["):
         return Verdict(*json.loads(lines[-1]), seconds)
-    if lines[:1] == ["started"]:  # whatever ended the grader came from the sample
-        return Verdict(FAILED, "exit", "its grader ended before it had judged", seconds)
-    return Verdict(
-        COULD_NOT_RUN, None, f"the grader does not start: {' '.join(lines)[-300:]}", seconds
-    )
+    if lines[:1] == ["started"]:  # so the sample ended the grader
+        return Verdict(FAILED, "exit", "its grader ended without a verdict", seconds)
+    reason = f"the grader does not start: {' '.join(lines)[-300:]}"
+    return Verdict(COULD_NOT_RUN, None, reason, seconds)
 
 
 def _talk(
     grader: subprocess.Popen, job: dict, limit_s: float, cancelled: threading.Event
 ) -> list[str]:
-    """Return the grader's lines.
+    """Send the job to the grader and return the lines that it prints.
 
-    Its input stays open until it is done: a grader whose input ends gives up and cleans up.
+    Its input stays open until it is done. When its input ends, a grader stops and cleans up.
     """
     errors: list[bytes] = []
     listener = threading.Thread(target=lambda: errors.append(grader.stderr.read()), daemon=True)
     listener.start()
     watch = threading.Thread(target=_watch, args=(grader, limit_s, cancelled), daemon=True)
     watch.start()
-    try:
+    with suppress(OSError, ValueError):  # it may have ended; read what it printed
         grader.stdin.write(json.dumps(job).encode() + b"\n")
         grader.stdin.flush()
-    except (OSError, ValueError):
-        pass  # it has ended, or is given up; what it said follows
     lines = grader.stdout.read().decode(errors="replace").splitlines()
     grader.wait()
     listener.join(1.0)
     for pipe in (grader.stdin, grader.stdout):
-        try:
+        with suppress(OSError):
             pipe.close()
-        except OSError:
-            pass
     return lines or b"".join(errors).decode(errors="replace").splitlines()[-1:]
 
 
 def _watch(grader: subprocess.Popen, limit_s: float, cancelled: threading.Event) -> None:
+    """Stop the grader when the run is cancelled or `limit_s` seconds have passed."""
     until = time.monotonic() + limit_s
     while grader.poll() is None:
         if cancelled.wait(0.05) or time.monotonic() > until:
-            try:
-                grader.stdin.close()  # it gives up, and cleans up
-            except OSError:
-                pass
+            with suppress(OSError):
+                grader.stdin.close()  # so it stops and cleans up
             try:
                 grader.wait(15)
             except subprocess.TimeoutExpired:
@@ -233,16 +222,18 @@ def _watch(grader: subprocess.Popen, limit_s: float, cancelled: threading.Event)
 
 
 def _processes(limits: Limits) -> int | None:
-    """Return the limit on processes. If the sample runs as this user, running ones count too."""
+    """Return the limit on processes.
+
+    The kernel counts all processes of a user. So if the sample runs as this user, the limit
+    includes the processes that run already. None means that they cannot be counted.
+    """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return limits.processes
     if not os.path.isdir("/proc/self/task"):
         return None
     count, user = 0, os.getuid()
     for name in os.listdir("/proc"):
-        try:
+        with suppress(OSError):
             if name.isdigit() and os.stat(f"/proc/{name}").st_uid == user:
                 count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            pass
     return limits.processes + count
