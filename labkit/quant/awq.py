@@ -1,17 +1,19 @@
-"""AWQ: scale up the important columns before rounding; undo it one operation before.
+"""AWQ: multiply important input columns before rounding, and undo it one operation earlier.
 
-Weights that multiply large activations need the finest rounding. Multiply input column
-k of W by s_k, and divide the operation that produces x_k by s_k. The product stays the
-same, but W is rounded differently. The scales are s = mean|x|^alpha; alpha is searched
-from 0 to 1 by the error on the calibration text, tr(D H D^T) with D = round(W s) / s -
-W (see calibrate). Source: Lin et al., "AWQ: activation-aware weight quantization",
-2023.
+Weights that multiply large activations need the finest rounding. AWQ multiplies input
+column k of W by s_k and divides the operation that produces x_k by s_k. The product
+stays the same, but W is rounded differently. The scales are s = mean|x|^alpha. A search
+chooses the alpha from 0 to 1 with the least error on the calibration text,
+tr(D H D^T) with D = round(W s) / s - W (see `calibrate`). Source: Lin et al., "AWQ:
+activation-aware weight quantization", 2023.
 
-Folded into a norm's weight or into the rows of the preceding linear layer, the scales
-cost nothing at inference. A `Fold` says which operation precedes which layers; code
-that knows the model makes it. If a KV head serves several query heads, their inputs
-share a scale. AWQ cannot help if no linear operation precedes a layer (after an
-activation function), and gains nothing at 8 bits.
+Inference costs nothing more, because the scales are folded into a norm's weight or into
+the rows of the preceding linear layer. A `Fold` says which operation precedes which
+layers; code that knows the model makes it. If a KV head serves several query heads,
+their inputs share a scale.
+
+When it loses: AWQ cannot be used if no linear operation precedes a layer, as after an
+activation function. It gains nothing at 8 bits.
 """
 
 from __future__ import annotations
@@ -27,16 +29,20 @@ from labkit.errors import BadRequest
 from labkit.quant.calibrate import InputStatistics
 
 ALPHAS = tuple(i / 10 for i in range(11))
-ROWS = 768  # evenly spaced rows on which alphas are compared; all rows share the scale
+ROWS = 768  # compare alphas on this number of evenly spaced rows; all rows share the scale
 
 
 @dataclass(frozen=True)
 class Fold:
-    """`linears` all read what `preceding` writes.
+    """Layers that read the output of the same operation.
 
-    `rows` are the rows of a preceding linear layer that they read (None: all). Each
-    block of `head_dim` rows is repeated for `repeat` query heads (v before o in
-    grouped-query attention).
+    preceding: the name of the operation (a norm or a linear layer).
+    linears: the names of the layers.
+    rows: the rows (start, stop) of a preceding linear layer that they read; None means
+        all.
+    repeat, head_dim: each block of `head_dim` rows is repeated for `repeat` query heads,
+        as in v before o in grouped-query attention.
+    plus_one: whether a preceding norm multiplies by (1 + weight).
     """
 
     preceding: str
@@ -44,37 +50,32 @@ class Fold:
     rows: tuple[int, int] | None = None
     repeat: int = 1
     head_dim: int = 1
-    plus_one: bool = False  # norms that multiply by (1 + weight)
+    plus_one: bool = False
 
     def shared(self, values: Tensor) -> Tensor:
         """Average values per input [K] over the heads that share a preceding output."""
-        if self.repeat == 1:
-            return values
         return values.view(-1, self.repeat, self.head_dim).mean(1).flatten()
 
     def spread(self, values: Tensor) -> Tensor:
         """Repeat values per preceding output for each input of the linears [K]."""
-        if self.repeat == 1:
-            return values
         return values.view(-1, 1, self.head_dim).expand(-1, self.repeat, -1).flatten()
 
     @torch.no_grad()
     def apply(self, model: nn.Module, scale: Tensor) -> None:
         """Divide the preceding outputs by `scale`; multiply the weights that read them.
 
-        The function that the model computes does not change. Raises BadRequest if the
-        number of outputs differs.
+        The outputs of the model do not change. Raises BadRequest if `scale` has another
+        number of values than the preceding operation has outputs.
         """
         module = model.get_submodule(self.preceding)
         weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
         start, stop = self.rows or (0, len(weight))
         if stop - start != len(scale):
-            sizes = f"{stop - start} values there, not the {len(scale)} of the scales"
-            raise BadRequest(f"{self.preceding} writes {sizes}; correct the map.")
-        if self.plus_one:
-            weight[start:stop] = (1 + weight[start:stop]) / scale - 1
-        else:
-            weight[start:stop] /= scale.view(-1, *[1] * (weight.ndim - 1))
+            sizes = f"{stop - start} outputs, but there are {len(scale)} scales"
+            raise BadRequest(f"{self.preceding} has {sizes}; correct the map of folds.")
+        one = 1 if self.plus_one else 0
+        divisor = scale.view(-1, *[1] * (weight.ndim - 1))
+        weight[start:stop] = (one + weight[start:stop]) / divisor - one
         if bias is not None:
             bias[start:stop] /= scale
         for name in self.linears:
@@ -89,7 +90,7 @@ def search_scale(
 ) -> tuple[Tensor, float]:
     """Return the best scale [outputs of the fold] and its alpha.
 
-    `encode(weight, statistics)` returns the weight as it would be stored.
+    `encode(weight, statistics)` returns the weight after rounding.
     """
     stacked = torch.cat([w.detach().float() for w in weights])  # [N, K]
     stacked = stacked[:: max(1, len(stacked) // ROWS)]
@@ -114,19 +115,19 @@ def awq(
 ) -> Mapping[str, float]:
     """Fold scales into the model; return {first linear of each fold: alpha}.
 
-    `encode(name, weight, statistics)` returns the weight of that layer as it will be
-    rounded. The model's outputs do not change; `statistics` are rescaled to match the
-    new inputs.
+    `encode(name, weight, statistics)` returns the weight of a layer after rounding. The
+    outputs of the model do not change. `statistics` are rescaled in place to match the
+    new inputs. A fold is left out if a layer has no statistics or no token reached it.
     """
     alphas = {}
     for fold in folds:
         first = fold.linears[0]
         known = all(name in statistics for name in fold.linears)
         if not known or statistics[first].tokens == 0:
-            continue  # kept in full precision, or no token reached it
+            continue
         weights = [model.get_parameter(f"{name}.weight") for name in fold.linears]
-        judge = partial(encode, first)
-        scale, alphas[first] = search_scale(fold, weights, statistics[first], judge)
+        rounded = partial(encode, first)
+        scale, alphas[first] = search_scale(fold, weights, statistics[first], rounded)
         fold.apply(model, scale)
         for name in fold.linears:
             statistics[name] = statistics[name].scaled(fold.spread(scale))

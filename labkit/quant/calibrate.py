@@ -2,25 +2,25 @@
 
     H = (1/n) sum over real tokens of x x^T  [K, K], float32    mean_abs = mean |x|  [K]
 
-A layer's error on that text is then tr(D H D^T) for any change D of its weights, so
-GPTQ, AWQ and the clipping search all work from H and no activations are stored. H is
-summed in float32: in bfloat16 it loses its positive definiteness, in float16 it
-overflows (activations of 300 are common).
+If the weights of a layer change by D, its error on that text is tr(D H D^T). So GPTQ,
+AWQ and the clipping search use H, and no activations are stored. H is summed in
+float32. In bfloat16 it would lose its positive definiteness, and in float16 it would
+overflow, because activations of 300 are common.
 
-Two traps. Padding must never be counted: `counts` says how many tokens of each row are
-real. And the *first token of each sequence must be counted*: position 0 carries
-activations hundreds of times larger than the rest (it is attention's sink), and every
-later token reads it. A Hessian without it, or one from windows cut out of running text
-after the forward pass, leaves GPTQ no better than rounding. Source: Frantar et al.,
-GPTQ, 2022; the sink: Xiao et al., 2023.
+Padding must not be counted: `counts` says how many tokens of each row are real. The
+*first token of each sequence must be counted*. Position 0 carries activations hundreds
+of times larger than the rest (attention's sink), and every later token reads it. GPTQ
+with a Hessian without first tokens is no better than rounding. Source: Frantar et al.,
+GPTQ, 2022; for the sink, Xiao et al., 2023.
 
-Cost: one forward pass, 2 K^2 operations per token and layer, 4 K^2 bytes per layer.
+Cost: one forward pass, 2 K^2 operations per token and layer, and 4 K^2 bytes per layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from labkit.errors import BadRequest, Whole, check_fields
 
 SEQUENCES, LENGTH = 96, 256  # of the library's text, by default
-# At 3 bits, equal shares lost more on code, code alone more on prose (one text).
+# At 3 bits, equal shares lost more on code, and code alone lost more on prose (one text).
 CODE_TO_PROSE = (3, 1)
 
 Forward = Callable[[nn.Module, Tensor, list[int]], object]  # model, tokens [B, T], real tokens
@@ -67,11 +67,13 @@ class InputStatistics:
 class Calibration:
     """Token ids for calibration, and how the model reads them.
 
-    Each of `sequences` is read from its own first token. `forward(model, tokens,
-    counts)` runs a batch; the default calls the model with the tokens. `blocks` are the
-    model's layers in order (`model.layers`): if they are given, the model is calibrated
-    layer by layer (labkit.quant.layer_by_layer). `include_first=False` exists only to
-    measure what leaving out first tokens costs.
+    sequences: token ids; the model reads each sequence from its first token.
+    batch: number of sequences per forward pass.
+    include_first: False leaves out first tokens, only to measure what this costs.
+    forward: `forward(model, tokens, counts)` runs a batch; the default is
+        `model(tokens)`.
+    blocks: the model's layers in order (`model.layers`). If they are given, the model is
+        calibrated layer by layer (`labkit.quant.layer_by_layer`).
     """
 
     sequences: Sequence[Sequence[int]]
@@ -84,10 +86,10 @@ class Calibration:
         check_fields(self, batch=Whole(1))
         self.sequences = [s.tolist() if isinstance(s, Tensor) else list(s) for s in self.sequences]
         if not self.sequences or not all(self.sequences):
-            raise BadRequest("The calibration is empty; give sequences of at least one token each.")
-        odd = [t for s in self.sequences for t in s if type(t) is not int or t < 0]
-        if odd:
-            raise BadRequest(f"The calibration contains {odd[0]!r}, which is not a token id.")
+            raise BadRequest("The calibration is empty; give sequences with at least one token.")
+        for token in (token for sequence in self.sequences for token in sequence):
+            if type(token) is not int or token < 0:
+                raise BadRequest(f"The calibration contains {token!r}, which is not a token id.")
 
     @property
     def tokens(self) -> int:
@@ -102,10 +104,11 @@ class Calibration:
         sequences: int = SEQUENCES,
         shares: Sequence[int] | None = None,
     ) -> Calibration:
-        """Cut a text into sequences of `length` tokens, each read from position 0.
+        """Cut a text into sequences of `length` tokens.
 
-        If several texts are given, `shares` says how many sequences come from each: (3,
-        1) takes three of the first per one of the second. The default is equal shares.
+        If several texts are given, `shares` says how many sequences come from each: with
+        (3, 1), three from the first per one from the second. The default is equal
+        shares.
         """
         texts = [text] if isinstance(text, str) else list(text)
         pieces: list[list[int]] = []
@@ -113,10 +116,8 @@ class Calibration:
             ids = tokenizer.encode(one)
             cut = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)][:share]
             if share and not cut:
-                raise BadRequest(
-                    f"The calibration text has {len(ids)} tokens, fewer than one sequence of "
-                    f"{length}; give more text or a shorter length."
-                )
+                size = f"{len(ids)} tokens, fewer than one sequence of {length}"
+                raise BadRequest(f"The calibration text has {size}; give more text.")
             pieces += cut
         return cls(pieces)
 
@@ -124,10 +125,8 @@ class Calibration:
         """Yield (tokens [B, T] padded on the right, counts), sorted by length."""
         ordered = sorted(self.sequences, key=len)
         for start in range(0, len(ordered), self.batch):
-            rows = ordered[start : start + self.batch]
-            counts = [len(row) for row in rows]
-            padded = [[*row, *[0] * (max(counts) - len(row))] for row in rows]
-            yield torch.tensor(padded), counts
+            rows = [torch.tensor(row) for row in ordered[start : start + self.batch]]
+            yield nn.utils.rnn.pad_sequence(rows, batch_first=True), list(map(len, rows))
 
 
 def split(total: int, shares: Sequence[int]) -> list[int]:
@@ -145,38 +144,31 @@ def collect(
     """Run the calibration through the model; return each named layer's statistics.
 
     `forward` replaces the calibration's own. Right padding does not affect real tokens
-    in a causal model, and it is excluded from the sums. A layer that no token reached
-    (an expert) gets zeros. Raises BadRequest if a layer gets flattened tokens, so that
-    padding cannot be told apart.
+    in a causal model, and it is not counted. A layer that no token reached (an expert)
+    gets zeros. Raises BadRequest if a layer gets flattened tokens, so that padding is
+    unknown.
     """
-    modules = {name: model.get_submodule(name) for name in names}
     statistics: dict[str, InputStatistics] = {}
     counts: list[int] = []
+    handles = []
 
     def add(name: str, x: Tensor) -> None:
-        if x.ndim == 2:  # already flattened, as for expert layers
-            if len(set(counts)) > 1:
-                raise BadRequest(
-                    f"{name} gets flattened tokens, so padding is unknown; "
-                    "give sequences of equal length."
-                )
-        else:
+        if x.ndim > 2:
             first = 0 if calibration.include_first else 1
             x = torch.cat([row[first:count] for row, count in zip(x, counts)])
-        if name not in statistics:
-            statistics[name] = InputStatistics.empty(x.shape[-1], x.device)
+        elif len(set(counts)) > 1:  # the tokens are flattened, as for expert layers
+            text = f"{name} gets flattened tokens, so padding is unknown"
+            raise BadRequest(f"{text}; give sequences of equal length.")
         statistics[name].add(x.detach())
 
-    handles = [
-        module.register_forward_pre_hook(lambda module, args, name=name: add(name, args[0]))
-        for name, module in modules.items()
-    ]
+    for name in names:
+        module: Any = model.get_submodule(name)
+        transposed = hasattr(module, "nf")  # GPT-2's Conv1D, whose weight is [K, N]
+        features = module.weight.shape[0 if transposed else -1]
+        statistics[name] = InputStatistics.empty(features, module.weight.device)
+        hook = lambda module, args, name=name: add(name, args[0])  # noqa: E731
+        handles.append(module.register_forward_pre_hook(hook))
     read_through(model, calibration, handles, forward, counts)
-    for name, module in modules.items():
-        if name not in statistics:
-            transposed = hasattr(module, "nf")  # GPT-2's Conv1D, whose weight is [K, N]
-            features = module.get_parameter("weight").shape[0 if transposed else -1]
-            statistics[name] = InputStatistics.empty(features, device_of(model))
     return statistics
 
 
@@ -193,14 +185,19 @@ def read_through(
     forward: Forward | None = None,
     counts: list[int] | None = None,
 ) -> None:
-    """Run the text through the model once, and remove the hooks even after an error.
+    """Run the text through the model once, and then remove the hooks `handles`.
 
-    `counts` receives the number of real tokens of each row of the batch that is being
-    read.
+    The hooks are removed even after an error. `counts` receives the number of real
+    tokens of each row of the current batch. Raises BadRequest for a token id that the
+    embedding does not have.
     """
     forward = forward or calibration.forward or (lambda model, tokens, counts: model(tokens))
     try:
-        _check_vocabulary(model, calibration)
+        rows = max(int(getattr(module, "num_embeddings", 0)) for module in model.modules())
+        largest = max(map(max, calibration.sequences))
+        if rows and largest >= rows:
+            text = f"The calibration contains token {largest}, but the model has {rows} tokens"
+            raise BadRequest(f"{text}; encode the text with the model's own tokenizer.")
         with torch.inference_mode():
             for tokens, real in calibration.batches():
                 if counts is not None:
@@ -209,14 +206,3 @@ def read_through(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_vocabulary(model: nn.Module, calibration: Calibration) -> None:
-    """Raise if a token id exceeds the embedding (the tokenizer of another model)."""
-    rows = max(int(getattr(module, "num_embeddings", 0)) for module in model.modules())
-    largest = max(map(max, calibration.sequences))
-    if rows and largest >= rows:
-        raise BadRequest(
-            f"The calibration contains token {largest} and the model has {rows} tokens; "
-            "encode the text with the model's own tokenizer."
-        )

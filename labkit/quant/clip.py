@@ -1,14 +1,17 @@
-"""Clip each group to a smaller range, so that most of its weights round finer.
+"""Clip each group to a smaller range, so that most of its weights are rounded more finely.
 
 For each group the range low..high is shrunk to r * low .. r * high for r = 1, 0.95,
-..., 0.5. The r with the least error d H_gg d^T on the calibration text is kept. Here d
-is the group's change and H_gg its part of the Hessian (errors of other groups count as
-independent). Without calibration H = 1, and the error is the squared change of the
-weights. Source: the clipping search of AWQ (Lin et al., 2023) and of OmniQuant, here
-with the Hessian instead of activations.
+..., 0.5. The search keeps the r with the least error d H_gg d^T on the calibration
+text. Here d is the change of the group's weights, and H_gg is the group's part of the
+Hessian; errors of other groups count as independent. Without calibration, H is the
+identity, and the error is the squared change of the weights. Source: the clipping
+search of AWQ (Lin et al., 2023) and of OmniQuant, which use activations instead of the
+Hessian.
 
-Cost: one rounding and N K G operations per r. Alone, clipping comes close to AWQ; it
-combines with AWQ and GPTQ, which then use its grid. It gains nothing at 8 bits.
+Cost: one rounding and N K G operations per r. Alone, clipping comes close to AWQ. AWQ
+and GPTQ can also use its grid.
+
+When it loses: clipping gains nothing at 8 bits.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ def search_clip(
     hessian: Tensor | None = None,
     ratios: Sequence[float] = RATIOS,
 ) -> Grid:
-    """Return the best grid for `weight` [N, K], chosen group by group.
+    """Return the best grid for `weight` [N, K]; each group gets its own ratio.
 
     Raises BadRequest for a format without groups or channels.
     """
     if format.kind != "integer" or format.sharing == "tensor":
-        raise BadRequest(f"Clipping needs groups or channels and {format.name} has none; use rtn.")
+        raise BadRequest(f"{format.name} has no groups or channels to clip; use method 'rtn'.")
     weight = weight.detach().float()
     groups = integer.grouped(weight, format)  # [N, groups, G]
     blocks = None if hessian is None else diagonal_blocks(hessian, *groups.shape[1:])
     low, high = groups.aminmax(dim=-1)
-    best = integer.grid_from_range(low, high, format)
+    best = integer.fit(weight, format)
     best_error = torch.full_like(low, float("inf"))
     for ratio in ratios:
         grid = integer.grid_from_range(low * ratio, high * ratio, format)
@@ -58,13 +61,16 @@ def search_clip(
 
 
 def diagonal_blocks(hessian: Tensor, groups: int, size: int) -> Tensor:
-    """[K, K] -> [groups, G, G]; a short last group is padded with zeros."""
+    """Return the diagonal blocks [groups, G, G] of [K, K].
+
+    A short last group is padded with zeros.
+    """
     padded = torch.nn.functional.pad(hessian.float(), (0, groups * size - len(hessian)) * 2)
     return padded.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 def weighted(change: Tensor, blocks: Tensor | None) -> Tensor:
-    """d H_gg d^T of each group: [N, groups, G] -> [N, groups]."""
+    """Return d H_gg d^T [N, groups] of each group of `change` [N, groups, G]."""
     if blocks is None:
         return change.square().sum(-1)
     moved = torch.bmm(change.transpose(0, 1), blocks).transpose(0, 1)  # [N, groups, G]

@@ -60,7 +60,7 @@ def test_hooks_are_gone_even_after_a_failure():
 
     with pytest.raises(RuntimeError):
         collect(model, NAMES, Calibration([[1, 2]]), fail)
-    with pytest.raises(BadRequest, match="token 9999 and the model has 96"):
+    with pytest.raises(BadRequest, match="token 9999, but the model has 96"):
         collect(model, NAMES, Calibration([[1, 2, 9999]]))
     assert not any(m._forward_pre_hooks for m in model.modules())
 
