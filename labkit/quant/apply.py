@@ -5,10 +5,10 @@
     print(report)        # every parameter, its format, its bits; the share quantized
 
 The request is checked completely before anything changes. Then the model is calibrated,
-AWQ's scales are folded in, and layers are replaced one by one, so a layer's
-full-precision weight is released before the next one is packed. Calibrated methods
-apply to the blocks; head and embedding are rounded to nearest (8 bits lose nothing
-there).
+AWQ's scales are folded in, and layers are replaced one by one. Each layer's
+full-precision weight is released before the next layer is packed. Calibrated methods
+apply to the blocks. Head and embedding are rounded to nearest, because 8 bits lose
+nothing there.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ def quantize_model(
         calibration: text, or the result of `calibrate.collect` for this same model, so
             that several methods can share one pass. Text with `blocks` calibrates layer
             by layer.
-        folds: where AWQ may put its scales (`labkit.model.folding.fold_map`).
+        folds: the operations into which AWQ folds its scales
+            (`labkit.model.folding.fold_map`).
         kernel: "auto", or "plain" for the reference.
         progress: called with one line per step.
 
-    Raises BadRequest, with the model unchanged, if the request cannot be carried out.
+    Raises BadRequest for a request that is not valid, before the model changes.
     """
     recipe = Recipe.named(recipe)
-    method = method if isinstance(method, Method) else Method(name=method or recipe.method)
+    method = method if isinstance(method, Method) else Method(method or recipe.method)
     check_weights(model)
     if recipe.only_casts:
         return _cast(model, recipe, method)
@@ -133,27 +134,23 @@ def _stages(
 def _check_method(
     method: Method, report: QuantizationReport, calibration: Text, folds: Sequence[Fold]
 ) -> None:
-    """Raise if the method lacks integer formats, folds, text or statistics."""
+    """Raise BadRequest if the method lacks integer formats, folds, text or statistics."""
     if method.name == "rtn":
         return
     recipe, needs = report.recipe.name, f"Method {method.name} needs"
     calibrated = [part for part in report.parts if part.calibrated]
     if not calibrated:
-        raise BadRequest(
-            f"{needs} integer formats in the blocks; recipe {recipe} has none; use rtn."
-        )
+        text = f"integer formats in the blocks, and recipe {recipe} has none"
+        raise BadRequest(f"{needs} {text}; use method 'rtn'.")
     if "awq" in method.parts and not folds:
-        raise BadRequest(f"{needs} a map of preceding layers; pass folds=fold_map(model).")
+        raise BadRequest(f"{needs} a map of preceding layers; give folds=fold_map(model).")
     if not calibration and method.needs_text:
-        raise BadRequest(f"{needs} calibration text; pass a Calibration, or use method 'rtn'.")
-    if isinstance(calibration, Mapping) and calibration:
-        for name, length in ((part.name, part.shape[1]) for part in calibrated):
-            size = len(calibration[name].hessian) if name in calibration else "none"
-            if size != length:
-                raise BadRequest(
-                    f"{name} reads {length} inputs and the statistics are for {size}; "
-                    "collect them from this model."
-                )
+        raise BadRequest(f"{needs} calibration text; give a Calibration, or use method 'rtn'.")
+    for part in calibrated if calibration and isinstance(calibration, Mapping) else ():
+        size = len(calibration[part.name].hessian) if part.name in calibration else "no"
+        if size != part.shape[1]:
+            sizes = f"{part.shape[1]} inputs, and its statistics are for {size} inputs"
+            raise BadRequest(f"{part.name} has {sizes}; collect them from this model.")
 
 
 def _replace(
@@ -164,7 +161,7 @@ def _replace(
     kernel: str,
     recipe: Recipe,
 ) -> None:
-    """Replace one parameter's layer by its quantized kind."""
+    """Replace the layer of one parameter by a quantized layer."""
     if part.owner:  # the owner was replaced earlier
         owner: Any = model.get_submodule(part.owner)
         return install(model, part.name, owner.weight, kernel)
@@ -181,19 +178,16 @@ def _replace(
 def _cast(model: nn.Module, recipe: Recipe, method: Method) -> QuantizationReport:
     """Cast the whole model to a float dtype without replacing its layers."""
     if method.name != "rtn":
-        raise BadRequest(
-            f"Method {method.name} needs integer formats; recipe {recipe.name} has none."
-        )
+        text = f"Method {method.name} needs integer formats, and recipe {recipe.name} has none"
+        raise BadRequest(f"{text}; use method 'rtn'.")
     original, dtype = parameter_nbytes(model), torch_dtype(get_format(recipe.blocks).name)
     for name, parameter in model.named_parameters():
         largest = float(parameter.abs().max())
         if largest > torch.finfo(dtype).max:
             text = f"{name} contains a weight of {largest:.3g}, too large for {recipe.blocks}"
             raise BadRequest(f"{text}; use bf16.")
-    model.to(dtype)
     parts = []
-    for name, p in model.named_parameters():
+    for name, p in model.to(dtype).named_parameters():
         kind, place = ("linear", "blocks") if p.ndim > 1 else ("kept", "other")
-        nbytes = p.numel() * p.element_size()
-        parts.append(Part(name, kind, place, tuple(p.shape), recipe.blocks, nbytes))
+        parts.append(Part(name, kind, place, tuple(p.shape), recipe.blocks, p.nbytes))
     return QuantizationReport(recipe, "rtn", tuple(parts), original)

@@ -1,9 +1,9 @@
 """List every parameter of a model and the format that a recipe gives it.
 
 Quantizers that visit only `nn.Linear` silently skip most of a mixture-of-experts model.
-Here each parameter is listed: linear layers, embeddings, GPT-2's transposed Conv1D,
-fused expert tensors [experts, N, K], and the rest (norms, biases, routers) by name,
-with the reason why it keeps its precision.
+This module lists every parameter: linear layers, embeddings, GPT-2's transposed Conv1D,
+fused expert tensors [experts, N, K], and all others (norms, biases, routers). Each of
+the others has a reason why it keeps its precision.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROUTERS = ("router", "gate", "shared_expert_gate")
 
 @dataclass(frozen=True)
 class Part:
-    """One parameter. `kind`: linear, conv1d, embedding, experts, tied or kept."""
+    """A parameter. `kind` is linear, conv1d, embedding, experts, tied or kept."""
 
-    name: str  # of the module; of the parameter if it is kept or experts
+    name: str  # of the module; of the parameter if `kind` is kept or experts
     kind: str
     part: str  # blocks, head, embedding or other
     shape: tuple[int, ...]  # rows first: [N, K], also for Conv1D
@@ -53,7 +53,7 @@ class Part:
 
     @property
     def calibrated(self) -> bool:
-        """True if methods other than rounding to nearest apply."""
+        """Whether methods other than rounding to nearest apply."""
         layer = self.kind in ("linear", "conv1d") and self.part == "blocks"
         return layer and get_format(self.format).kind == "integer"
 
@@ -84,40 +84,38 @@ class QuantizationReport:
         return 8 * self.nbytes / sum(part.elements for part in self.parts)
 
     def block_bits(self) -> float:
-        """Bits per weight, all-in, of the linear layers in the blocks."""
+        """Bits per weight, with scales, of the linear layers in the blocks."""
         blocks = [part for part in self.parts if part.part == "blocks"]
         return 8 * sum(part.nbytes for part in blocks) / sum(part.elements for part in blocks)
 
     def __str__(self) -> str:
-        lines = []
-        for p in self.parts:
-            shape = str(list(p.shape))
-            line = f"{p.name:<44} {shape:<18} {p.format:<14} {p.bits:6.3f} bits  {p.reason}"
-            lines.append(line.rstrip())
+        lines = [
+            f"{p.name:<44} {[*p.shape]!s:<18} {p.format:<14} {p.bits:6.3f} bits  {p.reason}".rstrip()
+            for p in self.parts
+        ]
+        ratio = self.nbytes / self.original_nbytes
         lines.append(
             f"{self.share:.1%} of the weights quantized, {self.bits_per_weight:.3f} bits per weight "
-            f"all-in, {self.nbytes / 2**20:.1f} MiB "
-            f"({self.nbytes / self.original_nbytes:.3f} of the original)"
+            f"all-in, {self.nbytes / 2**20:.1f} MiB ({ratio:.3f} of the original)"
         )
         return "\n".join([*lines, *self.notes])
 
     def check_share(self) -> None:
-        """Raise if the quantized share is below the recipe's `least_share`."""
+        """Raise BadRequest if the quantized share is below the recipe's `least_share`."""
         if self.share >= self.recipe.least_share:
             return
         kept = [p for p in self.parts if not p.quantized]
         kept = [p for p in kept if p.reason.startswith("not a linear layer")] or kept
         worst = sorted(kept, key=lambda p: -p.elements)[:3]
         names = ", ".join(f"{p.name} {list(p.shape)}" for p in worst)
-        raise BadRequest(
-            f"Only {self.share:.1%} of the weights can be quantized and the recipe asks for "
-            f"{self.recipe.least_share:.0%}, because of {names}; lower its least_share to accept it."
-        )
+        need = f"recipe {self.recipe.name} needs {self.recipe.least_share:.0%}"
+        text = f"Only {self.share:.1%} of the weights can be quantized and {need}"
+        raise BadRequest(f"{text}, because of {names}; lower its least_share to accept this.")
 
 
 def parameter_nbytes(model: nn.Module) -> int:
-    """Return the bytes of the parameters as they are."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    """Return the bytes of the parameters in their present dtypes."""
+    return sum(p.nbytes for p in model.parameters())
 
 
 def kind_of(module: nn.Module) -> str | None:
@@ -140,7 +138,7 @@ def survey(model: nn.Module, recipe: Recipe, kernel: str = "auto") -> list[Part]
     num_layers = 1 + max((i for i in layers if i is not None), default=-1)
     head = head_name(model)
     parts: list[Part] = []
-    owners: dict[int, Part] = {}  # id of a weight -> the first part that holds it
+    owners: dict[int, Part] = {}  # id of a weight -> the first part that has it
     # The head comes before the embedding, so the embedding is the one that is "tied".
     modules = sorted(model.named_modules(), key=lambda item: isinstance(item[1], nn.Embedding))
     for name, module in modules:
@@ -188,12 +186,11 @@ def _bare(name: str, parameter: nn.Parameter, recipe: Recipe, num_layers: int) -
 
 def _kept(name: str, parameter: nn.Parameter, reason: str) -> Part:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    nbytes = parameter.numel() * parameter.element_size()
-    return Part(name, "kept", "other", tuple(parameter.shape), dtype, nbytes, reason)
+    return Part(name, "kept", "other", tuple(parameter.shape), dtype, parameter.nbytes, reason)
 
 
 def _check_overrides(model: nn.Module, recipe: Recipe) -> None:
-    """Raise if a pattern matches no layer, for example because of a typo."""
+    """Raise BadRequest if a pattern matches no layer, for example because of a typo."""
     names = [name for name, module in model.named_modules() if kind_of(module)]
     names += [name for name, parameter in model.named_parameters() if parameter.ndim == 3]
     for pattern in recipe.overrides:
@@ -213,7 +210,7 @@ def head_name(model: nn.Module) -> str | None:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raise if the model has no weights, contains NaN or infinity, or is quantized."""
+    """Raise BadRequest if the model has no weights, has NaN or infinity, or is quantized."""
     for name, module in model.named_modules():
         if isinstance(module, PackedWeight):
             layer = f"{name.removesuffix('.weight')} is quantized already ({module.format})"

@@ -1,22 +1,21 @@
 """Calibrate each block on the outputs of the quantized blocks before it.
 
-One pass over the unchanged model gives every layer a Hessian of full-precision inputs,
-which it will not get after quantization. Here the text goes through the model block by
-block: collect statistics, quantize the block, and run it again to get the next block's
-inputs. Later layers can then correct errors of earlier ones, which may help at 3 bits;
-at 4 bits no difference was seen. Source: Frantar et al., GPTQ, 2022 (section 4: one
-block in memory at a time, its inputs from the quantized ones).
+One pass over the unchanged model gives every layer a Hessian of full-precision inputs.
+After quantization the layer gets other inputs. Here the text goes through the model
+block by block: collect statistics, quantize the block, and run it again for the inputs
+of the next block. So later layers can correct errors of earlier ones. This may help at
+3 bits; at 4 bits no difference was measured. Source: Frantar et al., GPTQ, 2022
+(section 4).
 
 The other arguments of every block (rotary tables, masks) are recorded in one pass of
-the unchanged model and reused. Cost: three passes of the calibration text instead of
-one, and its hidden states [tokens, E] in memory; Hessians of one block at a time
-instead of all. The statistics belong to one method and format and cannot be shared with
-another.
+the unchanged model and used again. Cost: three passes of the calibration text instead
+of one, its hidden states [tokens, E] in memory, and the Hessians of one block instead
+of all. The statistics are valid for one method and format only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +25,10 @@ from labkit.quant.calibrate import Calibration, Forward, read_through
 
 
 class Replay:
-    """The calibration text on its way through `calibration.blocks`.
+    """Run the calibration text through `calibration.blocks`, one block at a time.
 
-    Raises BadRequest if the blocks are not layers of the model that call one another in
-    this order, or if they write into a KV cache and so cannot run twice.
+    Raises BadRequest if the blocks are not layers of the model in the order in which
+    they run, or if they write into a KV cache and so cannot run twice.
     """
 
     def __init__(self, model: nn.Module, calibration: Calibration):
@@ -37,39 +36,32 @@ class Replay:
         inside = set(map(id, model.modules()))
         given = set(map(id, self.blocks))
         if len(given) < len(self.blocks) or not given <= inside:
-            raise BadRequest(
-                "A block is repeated or is not part of this model; pass blocks=model.layers."
-            )
+            raise BadRequest("A block is repeated or of another model; give blocks=model.layers.")
         self.inputs: list[Tensor] = []  # [B, T, E] inputs of the next block, per batch
         self.rest: list[list[tuple[tuple, dict]]] = [[] for _ in self.blocks]
         self.last: tuple[int, Tensor | None] = (-1, None)  # index, output of the last block called
         handles = []
         for i, block in enumerate(self.blocks):
-            handles.append(block.register_forward_pre_hook(self._record(i), with_kwargs=True))
-            handles.append(block.register_forward_hook(self._keep(i)))
+            record = partial(self._record, i)
+            handles.append(block.register_forward_pre_hook(record, with_kwargs=True))
+            handles.append(block.register_forward_hook(partial(self._keep, i)))
         read_through(model, calibration, handles)
         self.last = (-1, None)
 
-    def _keep(self, index: int) -> Callable:
-        def keep(module, args, out):
-            self.last = (index, out[0] if isinstance(out, tuple) else out)
+    def _keep(self, index: int, module, args, out) -> None:
+        self.last = (index, out[0] if isinstance(out, tuple) else out)
 
-        return keep
-
-    def _record(self, index: int) -> Callable:
-        def record(module, args, kwargs):
-            if not args or not isinstance(args[0], Tensor):
-                raise BadRequest("A block is called without hidden states; pass no blocks.")
-            if any(map(_is_cache, (*args, *kwargs.values()))):
-                raise BadRequest("The blocks write into a KV cache; pass a forward without one.")
-            before, output = self.last
-            if index == 0:
-                self.inputs.append(args[0])
-            elif before != index - 1 or output is None or not torch.equal(output, args[0]):
-                raise BadRequest("The blocks run in another order; pass blocks=model.layers.")
-            self.rest[index].append((args[1:], kwargs))
-
-        return record
+    def _record(self, index: int, module, args, kwargs) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            raise BadRequest("A block is called without hidden states; give no blocks.")
+        if any(map(_is_cache, (*args, *kwargs.values()))):
+            raise BadRequest("The blocks write into a KV cache; give a forward without one.")
+        before, output = self.last
+        if index == 0:
+            self.inputs.append(args[0])
+        elif before != index - 1 or output is None or not torch.equal(output, args[0]):
+            raise BadRequest("The blocks run in another order; give blocks=model.layers.")
+        self.rest[index].append((args[1:], kwargs))
 
     def _call(self, index: int, batch: int) -> Tensor:
         args, kwargs = self.rest[index][batch]
@@ -77,13 +69,13 @@ class Replay:
         return out[0] if isinstance(out, tuple) else out
 
     def forward(self, index: int) -> Forward:
-        """Return a forward for `collect`: one block, batch after batch."""
+        """Return a forward for `collect` that runs one block on the next batch."""
         batches = iter(range(len(self.inputs)))
         return lambda model, tokens, counts: self._call(index, next(batches))
 
     @torch.inference_mode()
     def advance(self, index: int) -> None:
-        """Run block `index` as it is now; its outputs are the next block's inputs."""
+        """Run block `index` in its present form; its outputs become the next block's inputs."""
         for batch in range(len(self.inputs)):
             self.inputs[batch] = self._call(index, batch)
         self.rest[index] = []

@@ -1,10 +1,10 @@
 """Compute linear layers and embeddings on packed weights.
 
-The layers are called like those they replace. The weight is a `PackedWeight` module
-(labkit.kernels.packed_weight). A tied head and embedding share one such object, whose
-bytes are counted, moved and saved once. In a float32 model the packed kernels still
-multiply in bfloat16, because PyTorch's operators have no other fast path; the residual
-stream keeps the model's dtype.
+The layers replace `nn.Linear` and `nn.Embedding` and are called in the same way. The
+weight is a `PackedWeight` module (`labkit.kernels.packed_weight`). A tied head and
+embedding share this module, so its bytes are counted, moved and saved once. In a
+float32 model the packed kernels still multiply in bfloat16, because PyTorch's operators
+have no other fast path. The residual stream keeps the model's dtype.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedEmbedding(nn.Module):
-    """Look up rows and unpack only those rows.
+    """An embedding that unpacks only the rows that it looks up.
 
-    The output has `dtype`, which follows `model.to(dtype)`. `scale` multiplies the rows
-    (Gemma scales its embedding).
+    The output has `dtype`, and `model.to(dtype)` changes it. The rows are multiplied by
+    `scale`, as Gemma does.
     """
 
     weight: PackedWeight
@@ -91,7 +91,7 @@ def install(model: nn.Module, name: str, weight: Packed, kernel: str = "auto") -
 
 
 def _install_parameter(module: nn.Module, name: str, weight: Packed) -> None:
-    """Replace a bare parameter by a packed one, which each read unpacks."""
+    """Replace a parameter outside of layers by a packed weight that is unpacked on each use."""
     dtype = getattr(module, name).dtype
     delattr(module, name)
     packed = weight if isinstance(weight, PackedWeight) else Plain(weight)
@@ -103,10 +103,9 @@ def _install_parameter(module: nn.Module, name: str, weight: Packed) -> None:
 def unpack_model(model: nn.Module) -> nn.Module:
     """Replace packed layers in place by float32 ones with exactly the same numbers.
 
-    This isolates the loss of a format: the weights are quantized, and the arithmetic is
-    that of the unchanged model. Tied layers stay tied; an embedding with a scale stays
-    packed. The result is as large and as slow as the original model, so it is for
-    measuring only.
+    Use this to measure the loss of a format alone: the weights are quantized, and the
+    arithmetic is that of the unchanged model. Tied layers stay tied. An embedding with a
+    scale stays packed. The result is as large and as slow as the original model.
     """
     weights: dict[PackedWeight, nn.Parameter] = {}
     for name, module in list(model.named_modules()):

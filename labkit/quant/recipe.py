@@ -1,18 +1,18 @@
-"""Recipes: which part of a model gets which format, with YAML files and a search.
+"""Recipes: the format of each part of a model, with YAML files and a search.
 
     blocks: int4_g64_zp             # every linear layer in the blocks
-    head: int8_channel              # where low bits hurt most
-    embedding: int8_channel         # equal to the head: shared if tied
-    first_layers: {count: 2, format: int8_channel}
+    head: int8_channel              # the head loses most from few bits
+    embedding: int8_channel         # with the head's format, a tied weight is stored once
+    first_layers: {count: 2, format: int8_channel}    # comes before last_layers
     last_layers: {count: 1, format: int8_channel}
-    overrides: {"*.mlp.down": int6_g64_zp}       # by name, the last match wins
+    overrides: {"*.mlp.down": int6_g64_zp}            # by name; the last match counts
     method: awq+gptq+clip
     activations: int8_token         # W8A8; only with int8_channel blocks
 
-`search` chooses formats within a budget of bits by measurement: it measures the loss
-with one part at a time in each candidate format and takes the combination with the
-least *sum* of losses. This assumes that losses add up and ignores interactions, so
-measure the resulting recipe as a whole afterwards.
+`search` chooses formats within a budget of bits. It measures the loss with one part at
+a time in each candidate format, and takes the combination with the least *sum* of
+losses. This ignores interactions between parts, so measure the resulting recipe as a
+whole afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CANDIDATES = ("int3_g64_zp", "int4_g64_zp", "int5_g64_zp", "int6_g64_zp", "int8_
 
 @dataclass(frozen=True)
 class Ends:
-    """The first or last `count` layers, in another format."""
+    """A format for the first or last `count` layers."""
 
     count: int
     format: str = "int8_channel"
@@ -54,8 +54,8 @@ class Ends:
 class Recipe:
     """The formats of a model's parts, the exceptions, and the method.
 
-    `least_share` is the minimum share of a model's weights that the recipe must
-    quantize; otherwise quantization raises BadRequest.
+    `least_share` is the minimum share of a model's weights that must be quantized. If
+    fewer can be, quantization raises BadRequest.
     """
 
     name: str
@@ -77,19 +77,17 @@ class Recipe:
             get_format(format)
         Method(name=self.method)
         if self.activations and get_format(self.blocks).name != "int8_channel":
-            raise BadRequest(
-                f"int8_token activations need blocks: int8_channel, not {self.blocks}."
-            )
+            raise BadRequest(f"The blocks are {self.blocks}; int8_token needs int8_channel blocks.")
 
     @property
     def only_casts(self) -> bool:
-        """True if every part gets the same float format, so no layer is replaced."""
+        """Whether every part gets the same float format, so that no layer is replaced."""
         exceptions = self.overrides or self.first_layers.count or self.last_layers.count
         same = {self.blocks, self.head, self.embedding} == {self.blocks}
         return same and get_format(self.blocks).kind == "float" and not exceptions
 
     def format_of(self, name: str, part: str, num_layers: int) -> str:
-        """Return the format of a layer in "blocks", "head" or "embedding"."""
+        """Return the format of a layer. `part` is "blocks", "head" or "embedding"."""
         format = getattr(self, part)
         layer = layer_of(name)
         if part == "blocks" and layer is not None:
@@ -120,8 +118,10 @@ class Recipe:
             raise BadRequest(f"The recipe {path} contains no keys; write lines as in {EXAMPLE}.")
         known = sorted(field.name for field in fields(cls))
         if unknown := sorted(map(str, set(values) - set(known))):
-            choices = f"known are {', '.join(known)}"
-            raise BadRequest(f"The recipe {path} has the unknown key {unknown[0]!r}; {choices}.")
+            choices = ", ".join(known)
+            raise BadRequest(
+                f"The recipe {path} has the unknown key {unknown[0]!r}; use {choices}."
+            )
         for key in {"first_layers", "last_layers"} & set(values):
             try:
                 values[key] = Ends(**values[key])
@@ -137,12 +137,12 @@ class Recipe:
 
         values, plain = asdict(self), asdict(Recipe("plain"))
         always = ("name", "blocks", "head", "embedding")
-        kept = {k: v for k, v in values.items() if k in always or v != plain[k]}
-        Path(path).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        lines = {k: v for k, v in values.items() if k in always or v != plain[k]}
+        Path(path).write_text(yaml.safe_dump(lines, sort_keys=False), encoding="utf-8")
 
 
 def _read_yaml(path: str | Path) -> Any:
-    """Parse a YAML file; unlike PyYAML, raise an error for a repeated key."""
+    """Parse a YAML file. Raises BadRequest also for a repeated key, unlike PyYAML."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -150,9 +150,8 @@ def _read_yaml(path: str | Path) -> Any:
             # "<<" merges another mapping's keys and is not a key itself
             plain = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
             keys = [self.construct_object(key, deep=True) for key in plain]
-            for i, key in enumerate(keys):
-                if key in keys[:i]:
-                    raise ValueError(f"the key {key!r} is given twice")
+            if twice := [key for i, key in enumerate(keys) if key in keys[:i]]:
+                raise ValueError(f"the key {twice[0]!r} is given twice")
             return super().construct_mapping(node, deep)
 
     try:
@@ -180,13 +179,14 @@ def search(
 ) -> tuple[Recipe, dict[str, dict[str, float]]]:
     """Find the recipe with the least predicted loss within `budget` bits per weight.
 
-    `budget` includes scales and zero points. `shapes` maps each part (a layer's name,
-    or a pattern that covers several) to the shape of its weights. `loss(overrides)`
-    measures the model with only those overrides. Returns the recipe and the
-    sensitivities {part: {format: loss}}. Raises BadRequest if the budget is too small.
+    The budget includes scales and zero points. `shapes` maps each part (the name of a
+    layer, or a pattern for several layers) to the shape of its weights.
+    `loss(overrides)` measures the model with only those overrides. Returns the recipe
+    and the sensitivities {part: {format: loss}}. Raises BadRequest if the budget is too
+    small.
     """
     if not shapes:
-        raise BadRequest("shapes is empty; pass the shapes of the layers by name.")
+        raise BadRequest("shapes is empty; give the shapes of the layers by name.")
     bits = {
         part: {c: get_format(c).nbytes(shape) * 8 for c in candidates}
         for part, shape in shapes.items()
@@ -194,8 +194,8 @@ def search(
     elements = sum(prod(shape) for shape in shapes.values())
     least = sum(min(costs.values()) for costs in bits.values())
     if least > budget * elements:
-        bound = f"the smallest candidates already take {least / elements:.3f}"
-        raise BadRequest(f"The budget is {budget:g} bits per weight, but {bound}; raise it.")
+        bound = f"{least / elements:.3f}, the bits of the smallest candidates"
+        raise BadRequest(f"The budget is {budget:g} bits per weight; give at least {bound}.")
     sensitivity: dict[str, dict[str, float]] = {}
     for part in shapes:
         losses = sensitivity[part] = {c: float(loss({part: c})) for c in candidates}
@@ -227,6 +227,5 @@ def spend(
                     upgrades.append((saved / max(extra, 1e-9), part, candidate, extra))
         if not upgrades:
             return chosen
-        _, part, candidate, extra = max(upgrades, key=lambda upgrade: upgrade[0])
-        chosen[part] = candidate
+        _, part, chosen[part], extra = max(upgrades, key=lambda upgrade: upgrade[0])
         left -= extra

@@ -4,13 +4,15 @@
     code  = clamp(round(w / scale) + zero, 0, 2^bits - 1)
     w'    = (code - zero) * scale
 
-RTN needs no data and no search, and takes milliseconds. One weight moves by at most
-half a scale. The error of the layer's *outputs* also depends on its inputs; GPTQ, AWQ
-and clipping take these into account. At 8 bits RTN is enough; at 4 bits its loss is
-visible, and at 3 bits large.
+RTN needs no data and no search, and takes milliseconds. A weight changes by half a
+scale or less. The error of a layer's *outputs* also depends on its inputs; GPTQ, AWQ
+and clipping use these.
 
-`rtn` is the whole method in its plain form. `labkit.formats.quantize` does the same for
-every format and packs the codes; a test checks that both agree.
+When it loses: at 8 bits RTN is enough, at 4 bits its loss is visible, and at 3 bits it
+is large.
+
+`rtn` is the method in its plain form. `labkit.formats.quantize` does the same for every
+format and stores the codes. A test checks that both agree.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from labkit.formats.tensor import QuantizedTensor
 def rtn(weight: Tensor, bits: int, group_size: int) -> Tensor:
     """Round `weight` [N, K] to int{bits}_g{group_size}_zp; return float32 [N, K].
 
-    `group_size` must divide K. Scales are rounded to float16, as they are stored
-    (except that the format rounds scales below float16's normal numbers up).
+    `group_size` must divide K. Scales are rounded to float16, as in the format. The
+    format also rounds scales up if they are below float16's normal numbers.
     """
     groups = weight.float().view(len(weight), -1, group_size)  # [N, groups, G]
     low = groups.amin(-1, keepdim=True).clamp(max=0)  # the range contains 0, so 0 is exact
@@ -40,8 +42,8 @@ def rtn(weight: Tensor, bits: int, group_size: int) -> Tensor:
 def error(weight: Tensor, quantized: QuantizedTensor, hessian: Tensor | None = None) -> float:
     """Return the mean squared error of the layer's outputs on the calibration text.
 
-    That is tr(D H D^T) / N for the change D [N, K] of the weights and the Hessian H [K,
-    K]. Without H it is the mean squared error of the weights.
+    This is tr(D H D^T) / N for the change D [N, K] of the weights and the Hessian H
+    [K, K]. Without H, return the mean squared error of the weights.
     """
     change = quantized.dequantize() - weight.detach().float()  # [N, K]
     if hessian is None:
@@ -53,7 +55,7 @@ def expected_error(quantized: QuantizedTensor) -> float:
     """Predict the mean squared error of the weights as the mean of scale^2 / 12.
 
     The formula assumes that weights are uniformly distributed between grid points. It
-    is wrong for weights that lie on a grid already (a checkpoint that was rounded
-    before) and for groups in which most weights are far smaller than one step.
+    is wrong for a checkpoint that was rounded before, whose weights are on a grid. It
+    is also wrong for groups in which most weights are far smaller than one step.
     """
     return float(quantized.grid.scale.float().square().mean() / 12)

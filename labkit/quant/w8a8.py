@@ -2,12 +2,14 @@
 
     y[m, n] = (sum over k of xq[m, k] wq[n, k]) * sx[m] * sw[n]    exact, in int32
 
-One scale per token (not per tensor): a token with a huge value loses precision only for
-itself. Source: Dettmers et al., LLM.int8(), 2022; Yao et al., ZeroQuant, 2022. No
-calibration is needed. W8A8 saves arithmetic (prefill, large batches) on hardware with
-int8 dot products. In decode it reads as many bytes as int8_channel and rounds x in
-addition. It loses accuracy if single *input channels* are outliers in every token,
-because they set each token's scale.
+Each token has its own scale, so a token with a huge value loses precision only for
+itself. No calibration is needed. W8A8 saves arithmetic (prefill, large batches) on
+hardware with int8 dot products. Source: Dettmers et al., LLM.int8(), 2022; Yao et al.,
+ZeroQuant, 2022.
+
+When it loses: in decode it reads as many bytes as int8_channel and rounds x in
+addition. It loses accuracy if some *input channels* are outliers in every token,
+because these determine the scale of each token.
 """
 
 from __future__ import annotations
@@ -46,10 +48,8 @@ class W8A8Weight(PackedWeight):
 
     def __init__(self, weight: QuantizedTensor):
         if weight.format.name != "int8_channel":
-            raise BadRequest(
-                f"W8A8 needs int8_channel weights, and these are {weight.format.name}; "
-                "set the recipe's blocks to int8_channel."
-            )
+            text = f"The weights are {weight.format.name}; W8A8 needs int8_channel"
+            raise BadRequest(f"{text}, so set the recipe's blocks to int8_channel.")
         super().__init__(weight)
         self._store(codes=weight.codes, scale=weight.grid.scale.view(-1))
 

@@ -52,7 +52,7 @@ def test_a_yaml_file_comes_back_equal(tmp_path):
         ("method: magic", "no method"),
         ("- a list", "contains no keys"),
         ("blocks: [", "cannot be read"),
-        ("{blocks: int4_g64_zp, activations: int8_token}", "need blocks: int8_channel"),
+        ("{blocks: int4_g64_zp, activations: int8_token}", "needs int8_channel blocks"),
         ("activations: int4_token", "activations is 'int4_token'; give one of int8_token"),
         ("overrides: [a, b]", "overrides is \\['a', 'b'\\]"),
         ("overrides: 5", "overrides is 5"),
@@ -164,7 +164,7 @@ def test_the_search_is_close_to_the_best_by_enumeration(budget):
 
 
 def test_an_impossible_budget_says_what_the_least_is():
-    with pytest.raises(BadRequest, match=r"already take 3\.3"):
+    with pytest.raises(BadRequest, match=r"give at least 3\.3"):
         search({"layers.0.a": (64, 64)}, lambda o: 0.0, 2.0, CANDIDATES)
     with pytest.raises(BadRequest, match="shapes is empty"):
         search({}, lambda o: 0.0, 5.0)

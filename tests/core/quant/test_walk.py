@@ -325,7 +325,7 @@ def test_statistics_of_another_model_and_missing_ones_are_refused(method):
     names = [n for n, m in one.layers.named_modules(prefix="layers") if isinstance(m, nn.Linear)]
     for seen in (collect(other, names, calibration()), collect(one, names[1:], calibration())):
         with pytest.raises(
-            BadRequest, match=f"{names[0]} reads 64 inputs and the statistics are for"
+            BadRequest, match=f"{names[0]} has 64 inputs, and its statistics are for"
         ):
             quantize_model(one, "int4_g16_zp", method, seen, folds=fold_map(one))
     with pytest.raises(BadRequest, match="needs calibration"):
