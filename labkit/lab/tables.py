@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as text: first column to the left, others to the right.
+    """Return a table as text: first column left-aligned, others right-aligned.
 
     A cell that is None is shown as "-".
     """
@@ -20,7 +20,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     for row in rows:
         grid.add_row(*("-" if cell is None else str(cell) for cell in row))
     text = io.StringIO()
-    size = {"width": 400, "height": 100}  # both, or a dumb terminal counts as 80 columns wide
+    size = {"width": 400, "height": 100}  # both are needed: a dumb terminal has 80 columns
     Console(file=text, markup=False, emoji=False, highlight=False, **size).print(grid)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 

@@ -86,12 +86,12 @@ def test_keys_that_are_all_in_the_tail_are_shown(tokens):
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "windowed", "paged", "int8", "int4", "observed"])
-def test_there_must_be_something_to_look_at(kind):
+def test_attention_without_queries_is_an_error(kind):
     cache = make_cache(kind, SHAPE, batch=1)
     with pytest.raises(BadRequest, match="no tokens"):
         cache.cached_keys(0)
     for layer in (-1, 9, "0"):
         with pytest.raises(BadRequest, match="layer"):
             cache.cached_keys(layer)
-    with pytest.raises(BadRequest, match="No queries"):
+    with pytest.raises(BadRequest, match="has no queries yet"):
         Watched(cache).weights(0)

@@ -21,7 +21,7 @@ def test_break_even_is_where_the_curves_cross():
     )
     assert recipes.break_even(batches, [0.1] * 4, steady) is None
     assert recipes.break_even(batches, [0.25, 1.0, 4.0, 8.0], steady, most=3) is None
-    with pytest.raises(BadRequest, match="one length"):
+    with pytest.raises(BadRequest, match="different lengths"):
         recipes.break_even(batches, [1.0], steady)
 
 

@@ -1,4 +1,4 @@
-"""The command line as a program sees it: exit status, one sentence, one JSON object."""
+"""Test the command line: exit status, one sentence per error, one JSON object."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def last_object(captured) -> dict:
     return json.loads(lines[-1], parse_constant=reject)
 
 
-def test_every_command_that_is_there_is_tested_here():
+def test_this_file_lists_every_command():
     import typer
 
     from labkit.lab.cli.app import app
@@ -155,13 +155,13 @@ def test_a_bad_request_is_one_sentence_and_status_2(arguments, expected, capsys)
     [["--kv-format", ""], ["--kv-format="], ["--recipe", ""], ["--model", ""]],
     ids=" ".join,
 )
-def test_an_empty_option_is_rejected_and_not_taken_for_an_absent_one(empty, capsys):
+def test_an_empty_option_is_an_error(empty, capsys):
     assert main(["eval", "text", *empty]) == 2
     assert f"{empty[0].rstrip('=')} is empty" in one_sentence(capsys.readouterr())
 
 
 @pytest.mark.parametrize("name", ["nonsense", "bf16_prerope", "int4_nonsense"])
-def test_a_kv_format_that_does_not_exist_is_rejected_with_those_that_do(name, capsys):
+def test_an_unknown_kv_format_is_an_error_that_lists_the_formats(name, capsys):
     assert main(["eval", "text", "--kv-format", name, "--limit", "640"]) == 2
     assert "int4_kivi" in one_sentence(capsys.readouterr())
 
@@ -172,7 +172,7 @@ def test_a_missing_model_folder_is_a_bad_request(capsys, monkeypatch):
     assert "/no/such/folder" in one_sentence(capsys.readouterr())
 
 
-def test_the_plan_answers_with_its_keys_and_what_the_sum_is(capsys):
+def test_plan_prints_its_keys_and_the_sum(capsys):
     assert main(["plan", "--model", "qwen3-8b", "--tokens", "1000", "--json"]) == 0
     plan = last_object(capsys.readouterr())
     assert {
@@ -186,7 +186,7 @@ def test_the_plan_answers_with_its_keys_and_what_the_sum_is(capsys):
     assert plan["max_sequences"] is None, "nothing fits or not without a budget"
 
 
-def test_a_plan_that_does_not_fit_is_a_no(capsys):
+def test_a_plan_that_does_not_fit_exits_with_1(capsys):
     assert main(["plan", "--model", "llama-3.1-8b", "--budget", "1GiB", "--json"]) == 1
     assert last_object(capsys.readouterr())["max_sequences"] == 0
 
@@ -196,7 +196,7 @@ class Fake:
     name: str
 
 
-def test_run_hands_its_options_on_and_a_failed_notebook_is_a_no(capsys, monkeypatch):
+def test_run_passes_its_options_and_exits_with_1_if_a_notebook_fails(capsys, monkeypatch):
     import labkit.lab.runner
 
     seen = {}
@@ -245,7 +245,7 @@ def test_run_hands_its_options_on_and_a_failed_notebook_is_a_no(capsys, monkeypa
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_command_raises_becomes_a_status(raised, status, capsys, monkeypatch):
+def test_an_exception_of_a_command_becomes_a_status(raised, status, capsys, monkeypatch):
     import labkit.lab.assets
 
     def fail(*_, **__):
@@ -257,7 +257,7 @@ def test_what_a_command_raises_becomes_a_status(raised, status, capsys, monkeypa
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_bug_is_not_dressed_up_as_a_bad_request(monkeypatch):
+def test_a_bug_is_not_reported_as_a_bad_request(monkeypatch):
     import labkit.lab.assets
 
     monkeypatch.setattr(labkit.lab.assets, "pull", lambda *_, **__: 1 / 0)
@@ -265,7 +265,7 @@ def test_a_bug_is_not_dressed_up_as_a_bad_request(monkeypatch):
         main(["pull"])
 
 
-def test_json_holds_only_what_json_has():
+def test_values_are_converted_to_the_types_of_json():
     torch = pytest.importorskip("torch")
     value = {
         "nan": math.nan,
@@ -309,7 +309,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(labkit.lab.stack.open, "load_model", load)
 
 
-def test_generate_answers_with_its_keys_and_applies_the_chat_template_unless_raw(tiny, capsys):
+def test_generate_prints_its_keys_and_applies_the_chat_template_unless_raw(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json"]) == 0
     chat = last_object(capsys.readouterr())
     assert {"tokens", "text", "stop_reason", "ttft_s", "tpot_s"} <= set(chat)
@@ -333,9 +333,7 @@ def test_generate_answers_with_its_keys_and_applies_the_chat_template_unless_raw
     assert last_object(capsys.readouterr())["prompt_tokens"] == 5
 
 
-def test_generate_in_a_recipe_and_not_in_two(tiny, capsys, monkeypatch):
-
-    pass
+def test_generate_takes_a_recipe_or_a_dtype(tiny, capsys, monkeypatch):
     assert (
         main(
             ["generate", "--prompt", "hello", "--max-new-tokens", "5", "--recipe", "bf16", "--json"]
@@ -349,7 +347,7 @@ def test_generate_in_a_recipe_and_not_in_two(tiny, capsys, monkeypatch):
     assert "int5000" in capsys.readouterr().err
 
 
-def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
+def test_generate_streams_the_text_of_its_json(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5", "--json"]) == 0
     text = last_object(capsys.readouterr())["text"]
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "5"]) == 0
@@ -357,7 +355,7 @@ def test_generate_streams_the_same_text_that_it_reports(tiny, capsys):
     assert captured.out == text + "\n" and "tokens" in captured.err
 
 
-def test_generate_with_a_drafter_says_the_same_and_how_much_was_drafted(tiny, capsys):
+def test_a_drafter_does_not_change_the_text_and_is_counted(tiny, capsys):
     request = ["generate", "--prompt", "hello hello", "--max-new-tokens", "12", "--json"]
     assert main(request) == 0
     plain = last_object(capsys.readouterr())
@@ -372,7 +370,7 @@ def test_generate_with_a_drafter_says_the_same_and_how_much_was_drafted(tiny, ca
     assert "oracle" in one_sentence(capsys.readouterr())
 
 
-def test_nothing_generated_has_null_times_not_nan(tiny, capsys):
+def test_times_without_tokens_are_null(tiny, capsys):
     assert main(["generate", "--prompt", "hello", "--max-new-tokens", "0", "--json"]) == 0
     assert last_object(capsys.readouterr())["ttft_s"] is None
 
@@ -390,9 +388,7 @@ def test_quantize_writes_a_folder_that_is_a_model(tiny, tmp_path, capsys):
     assert open_model(folder).tokenizer.chat("a") == open_model("x").tokenizer.chat("a")
 
 
-def test_quantize_layer_by_layer_is_another_file_and_needs_a_method_that_reads(
-    tiny, tmp_path, capsys
-):
+def test_layer_by_layer_changes_the_file_and_needs_a_calibrated_method(tiny, tmp_path, capsys):
     folders = tmp_path / "once", tmp_path / "layers"
     request = ["--recipe", "int3_g16_zp", "--method", "gptq", "--calibration", "4"]
     assert main(["quantize", str(folders[0]), *request]) == 0
@@ -408,7 +404,7 @@ def test_quantize_layer_by_layer_is_another_file_and_needs_a_method_that_reads(
     assert not (tmp_path / "no").exists()
 
 
-def test_quantize_replaces_only_what_it_wrote_itself(tiny, tmp_path, capsys, monkeypatch):
+def test_quantize_replaces_only_its_own_folders(tiny, tmp_path, capsys, monkeypatch):
     import labkit.lab.stack.open
 
     mine, other, folder = (tmp_path / name for name in ("mine", "model", "folder"))

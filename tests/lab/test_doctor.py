@@ -1,4 +1,4 @@
-"""The doctor: what keeps the quick lab from running is a problem, everything else a note."""
+"""Test the doctor: problems keep the quick lab from running, notes do not."""
 
 import shutil
 from importlib import metadata
@@ -10,7 +10,7 @@ from labkit.lab import assets, doctor
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
-    """A well machine: nothing is measured, the model is there, the cache folder is empty."""
+    """A machine without problems; nothing is measured, and the cache folder is empty."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "not" / "there" / "yet"))
     monkeypatch.delenv("LABKIT_OFFLINE", raising=False)
     facts = {
@@ -67,7 +67,7 @@ def test_extras_are_not_required(quick):
     }
 
 
-def test_an_absent_model_is_a_note_where_it_can_be_pulled_and_a_problem_offline(quick, monkeypatch):
+def test_a_missing_model_is_a_note_and_offline_a_problem(quick, monkeypatch):
     monkeypatch.setattr(assets, "cached", lambda name="default": None)
     diagnosis = doctor.examine()
     assert diagnosis["ok"] and "default model" in whats(diagnosis["notes"])

@@ -73,7 +73,7 @@ def run(model, inputs, cache=None, **more):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_transformers_own(name, padded):
+def test_greedy_tokens_equal_those_of_transformers(name, padded):
     model = make(name)
     expected = run(model, prompts(padded))
     for kind in ("contiguous", "windowed"):
@@ -167,7 +167,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_architectures_for_which_it_cannot_be_right_are_rejected_by_name(name):
+def test_unsupported_architectures_are_errors_with_their_name(name):
     more, words = REJECTED[name]
     config = transformers.AutoConfig.for_model(
         name, **({k: v for k, v in COMMON.items() if k != "head_dim"} | more)

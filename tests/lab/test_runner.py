@@ -105,7 +105,7 @@ def test_a_run_leaves_notebook_results_and_no_temporary_file(tmp_path, run):
     assert not list((tmp_path / "runs").rglob("*.partial*"))
 
 
-def test_saved_errors_of_an_old_run_are_cleared_first(tmp_path, run):
+def test_outputs_of_an_old_run_are_removed(tmp_path, run):
     path = write_notebook(tmp_path, "01_old", "x = 1")
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[2].outputs = [new_output("error", ename="OldError", evalue="", traceback=[])]

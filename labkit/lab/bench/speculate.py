@@ -2,7 +2,7 @@
 
 An arm `DRAFTER:TASK` continues the task's prompts until the model ends them; `plain` is
 labkit's own fast decoding in the same recipe. Seconds run from the first token to the
-last, so they include the time in which a drafter reads the prompt. Ratios are of
+last, so they include the time for reading the prompt with the drafter. Ratios are of
 seconds per token, paired by round. Draft lengths are fixed (`LENGTHS`), except that
 `auto` adapts them to costs measured just before. Each arm's numbers explain its speed:
 alpha, yield, accepted length, and the time in drafting, verifying and the rest.

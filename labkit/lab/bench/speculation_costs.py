@@ -5,8 +5,8 @@
     draft       c: one drafted token / a plain step
     start_s     seconds in which the drafter reads the prompt, once per text
 
-The costs do not depend on which tokens are accepted. With an alpha measured on some
-texts they predict the speed on others.
+The costs do not depend on the accepted tokens. With an alpha from some texts, they
+predict the speed on others.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _step(drafter: Drafter, row: Row, length: int, state, vocabulary: int) -> Ca
     def call() -> None:
         with torch.inference_mode():
             drafter.propose([row], [length])
-            row.history.append(len(row.history) % vocabulary)  # no text that look-up finds
+            row.history.append(
+                len(row.history) % vocabulary
+            )  # so that look-up finds no repeated text
             drafter.observe([0], [state] if drafter.wants_hidden else None)
 
     return call

@@ -61,6 +61,6 @@ class Watched:
     def weights(self, layer: int) -> tuple[Tensor, Tensor]:
         if layer not in self.queries:
             raise BadRequest(
-                f"No queries of layer {layer} were seen; pass some tokens through a model that has it first."
+                f"Layer {layer} has no queries yet; run the model on some tokens first."
             )
         return last_weights(self.cache, layer, self.queries[layer], self.scales[layer])

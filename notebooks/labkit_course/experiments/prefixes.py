@@ -32,7 +32,7 @@ def make_store(model, tokens: int, **options) -> PrefixStore:
 
 
 def ttft(model, tokens: Sequence[int], view: PrefixView) -> float:
-    """Return seconds from the prompt to its first token, the look-up included."""
+    """Return the seconds from the prompt to its first token, with the look-up."""
     known = []
     start = perf_counter()
     generate(
@@ -48,7 +48,7 @@ def ttft(model, tokens: Sequence[int], view: PrefixView) -> float:
 
 @dataclass(frozen=True)
 class Askers:
-    """Seconds to the first token by asker and round, and the tokens that each computed."""
+    """Seconds to the first token by asker and round, and the number of computed tokens."""
 
     times: dict[str, Timing]
     computed: dict[str, int]

@@ -1,10 +1,10 @@
-"""The three lines of most tutorials, as an exhibit: PyTorch's dynamic quantization.
+"""Apply PyTorch's dynamic quantization, as most tutorials do.
 
     model_int8 = torch.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
 
 Each linear layer's weight becomes int8 with *one* scale for the whole matrix; activations are
-rounded at run time, to 7 bits on x86. Embeddings stay as they are, and a head tied to the
-embedding is stored a second time. PyTorch has deprecated this interface in favour of torchao.
+rounded at run time, to 7 bits on x86. Embeddings do not change, and a head that is
+tied to the embedding is stored a second time. PyTorch has deprecated this interface in favour of torchao.
 Source: PyTorch's tutorial on dynamic quantization. `published_bytes` counts the bytes, because
 the packed weights are neither parameters nor buffers.
 """

@@ -1,7 +1,7 @@
-"""Read the recorded table of methods and sum it up over calibration seeds.
+"""Read the recorded table of methods and summarize it over calibration seeds.
 
 data/make_quantization_trials.py writes the records. The spread over seeds is minimum and
-maximum, because three numbers say no more. A ratio to rounding is taken per seed on the
+maximum, because there are only three seeds. A ratio to rounding is taken per seed on the
 same passages. Without a file there are no rows.
 """
 
@@ -22,7 +22,7 @@ Spread = tuple[float, float, float]  # middle, low, high
 class Row:
     """`kl` and `of_rounding` per slice.
 
-    One trial has its interval over passages, several have their range over seeds.
+    One trial has an interval over passages. Several trials have a range over seeds.
     """
 
     format: str
@@ -45,7 +45,7 @@ def recorded() -> list[Record]:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """Return one row per format and method, sorted by bits and then by loss, both descending."""
+    """Return one row per format and method, sorted by descending bits and then loss."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.details["format"], record.details["method"]), []).append(record)

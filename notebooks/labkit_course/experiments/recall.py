@@ -6,8 +6,8 @@ An answer is right if its margin is above 0. A small model writes poor answers, 
 prefers the right one of four if it can find it. The text is read once into a cache;
 then every question is a row of one batch that shares it. `contract` puts facts at set
 depths of a long contract (a needle task). `who_said_what` has lines of four speakers;
-the question repeats a sentence and asks for its speaker. Both test looking up, which is
-what a cache is for, and not reasoning. Chance is one in four.
+the question repeats a sentence and asks for its speaker. Both test looking up and
+not reasoning. Chance is one in four.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ THINGS = (
 
 
 def who_said_what(tokenizer, lines: int = 40, questions: int = 12, seed: int = 0) -> Recall:
-    """Return `lines` sentences by four speakers in turn, and evenly spread questions."""
+    """Return `lines` sentences of four interleaved speakers, and evenly spread questions."""
     if not 1 <= whole_number(questions, "questions") <= whole_number(lines, "lines") <= len(THINGS):
         raise BadRequest(
-            f"{lines} lines and {questions} questions; give 1 to {len(THINGS)} lines, and no more "
+            f"There are {lines} lines and {questions} questions; give 1 to {len(THINGS)} lines, and no more "
             "questions than lines."
         )
     random = Random(seed)
@@ -108,7 +108,7 @@ FACTS = (
 def contract(tokenizer, clauses: int = 44, seed: int = 0) -> Recall:
     """Return numbered clauses; five of them, spread evenly, are facts."""
     if whole_number(clauses, "clauses") < 2 * len(FACTS):
-        raise BadRequest(f"A contract of {clauses} clauses; give at least {2 * len(FACTS)}.")
+        raise BadRequest(f"The contract has {clauses} clauses; give at least {2 * len(FACTS)}.")
     random, text, asked = Random(seed), _Text(tokenizer), []
     at = {round(i * (clauses - 2) / (len(FACTS) - 1)): fact for i, fact in enumerate(FACTS)}
     for number in range(clauses):
@@ -148,7 +148,7 @@ def ask(
     """
     maker = cache_maker(make_cache)
     if maker is None:
-        raise BadRequest('The cache "none" stores nothing to ask about; choose another.')
+        raise BadRequest('The cache "none" stores nothing; choose another cache.')
     chunk = whole_number(chunk, "chunk", 1)
     encode = model.tokenizer.encode
     questions = [encode(question.text) for question in recall.questions]
@@ -171,10 +171,10 @@ def ask(
 def judged(
     questions: Sequence[Question], log_probs: torch.Tensor, encode: Callable
 ) -> list[Answer]:
-    """Return answers from the distributions [B, V] behind the questions.
+    """Return answers from the distributions [B, V] after the questions.
 
     If all questions have the same options, the mean of each option over the questions is
-    subtracted first: a model prefers some names whatever the text says.
+    subtracted first, because a model prefers some names for every text.
     """
     rows = []
     for question, row in zip(questions, log_probs):

@@ -6,7 +6,7 @@
 
 `break_even(a, b)` is the smallest batch at which `a` is no longer faster than `b`, on predicted
 or measured curves. When it loses: above 16 rows PyTorch's packed operators unpack the whole
-weight on every call, which is cheap for a long prefill and expensive for a batch of thirty.
+weight on every call, which is cheap for a long prefill and expensive for a batch of 30.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def recipe_operators(
 ) -> OperatorTimes:
     """Return the operator curves of a recipe: its own products, all else in `kv_format`'s dtype.
 
-    One row more than the packed operators take is timed too: there is a jump in between.
+    One row more than the packed operators support is timed too, because the time jumps there.
     `rest` are the curves of another recipe of the same dtype; its attention is reused.
     """
     formats, dtype = get_recipe(recipe), torch_dtype(kv_format(recipe))
@@ -178,7 +178,7 @@ def break_even(
     """
     if not len(batches) == len(small) == len(other) >= 1:
         raise BadRequest(
-            "batches and both lists of seconds must have one length; give one time for each batch."
+            "Batches and both lists of seconds have different lengths; give one time per batch."
         )
     a, b = (Curve(tuple(zip(batches, seconds))) for seconds in (small, other))
     reach = range(min(batches), min(most or max(batches), max(batches)) + 1)

@@ -4,8 +4,9 @@
     offset integers      low + (high - low) / (2^bits - 1) * code,  2^bits values
     e4m3, e2m1           sign * 2^(exponent - bias) * (1 + mantissa / 2^m), subnormals below
 
-Integers are evenly spaced: good if weights fill their range. Floats are dense near zero: good if
-most are small. A scale is shared, so one outlier moves *all* values of its group apart.
+Integers are evenly spaced, which is good if weights fill their range. Floats are dense near zero,
+which is good if most weights are small. A group shares a scale, so one outlier spreads all values
+of its group.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def representable(
     if format.name == "nvfp4":
         return _both(_small_float(2, 1, 1), reach / E2M1_MAX, E2M1_MAX)
     raise BadRequest(
-        f"{format.name} holds billions of numbers, or thousands, which no list shows; ask an integer format, fp8_e4m3 or nvfp4."
+        f"{format.name} has too many numbers for a list; choose an integer format, fp8_e4m3 or nvfp4."
     )
 
 

@@ -1,7 +1,7 @@
 """Show which tokens of a text were drafted, and how many each pass accepted.
 
-`coloured`: the text as static HTML; drafted tokens are underlined, so it reads without colour.
-`pass_plot`: one bar per target pass: kept, rejected, and the target's own token.
+`coloured`: the text as static HTML; drafted tokens are underlined, so no colour is needed.
+`pass_plot`: one bar per target pass: accepted and rejected tokens, and the target's own.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def figure(fig: Figure, name: str, *, alt: str, caption: str) -> None:
 def _check_words(name: str, alt: str, caption: str) -> None:
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"the figure's name is {name!r}; it becomes a file name: use small letters, digits and _"
+            f"the figure's name is {name!r}; use lowercase letters, digits and _, because it becomes a file name."
         )
     if len(alt.split()) < 6:
         raise BadRequest(

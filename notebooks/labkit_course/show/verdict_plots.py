@@ -1,6 +1,6 @@
 """Plot the cost of a change on several tasks: dots with intervals, filled if significant.
 
-A hollow dot does not prove that nothing changed: its interval shows how large a change can be.
+A hollow dot does not prove that nothing changed. Its interval shows how large a change can be.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A slider below a static figure.
 
-The static figure is always shown with its caption; the slider appears only if somebody can move
-it. A notebook under `labkit run`, on GitHub, or without ipywidgets lacks nothing else. Only
-widgets that are equal in ipywidgets 7 (Colab) and 8 are used, and none is made under the runner,
-so no widget state is saved.
+The static figure is always shown with its caption. The slider is shown only if it can be moved, so
+not under `labkit run`, on GitHub, or without ipywidgets. Only widgets that are equal in ipywidgets
+7 (Colab) and 8 are used. The runner makes no widget, so no widget state is saved.
 """
 
 import os
@@ -31,7 +30,7 @@ def slider(
     """Show `draw(start)` as the figure `name`, and a slider over `values` that redraws it.
 
     `draw(value)` returns a matplotlib figure and shows nothing. Returns the slider, or None if
-    nobody can move it.
+    it cannot be moved.
     """
     values = list(values)
     if start not in values:

@@ -72,7 +72,7 @@ def test_a_calibrated_method_gives_other_codes_on_the_same_kernels(kernels):
     assert not torch.equal(plain(ids), clipped(ids))
 
 
-def test_without_a_recipe_the_dtype_counts_and_both_are_an_error():
+def test_a_dtype_needs_no_recipe_and_both_are_an_error():
     assert opening.open_model("default", dtype=torch.bfloat16).dtype == torch.bfloat16
     for options in ({"recipe": "int4", "dtype": torch.float32}, {"method": "gptq"}):
         with pytest.raises(BadRequest, match="recipe|Recipe"):

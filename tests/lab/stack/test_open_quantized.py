@@ -22,7 +22,7 @@ def small(request, tmp_path):
     return tmp_path / "small", model, request.param
 
 
-def test_it_opens_on_the_fastest_kernels_that_fit_and_is_read_once(small, monkeypatch):
+def test_a_quantized_folder_opens_on_the_fastest_kernels(small, monkeypatch):
     folder, model, recipe = small
     loads = []
     load = stack.load
@@ -38,7 +38,7 @@ def test_it_opens_on_the_fastest_kernels_that_fit_and_is_read_once(small, monkey
     assert open_model(folder, dtype=torch.bfloat16).norm.weight.dtype == torch.bfloat16
 
 
-def test_no_recipe_fits_a_quantized_folder(small):
+def test_a_recipe_for_a_quantized_folder_is_an_error(small):
     folder, _, recipe = small
     with pytest.raises(BadRequest, match="small is quantized and.*fp32"):
         open_model(folder, "fp32")
@@ -47,7 +47,7 @@ def test_no_recipe_fits_a_quantized_folder(small):
             open_model(folder, kernels="native")
 
 
-def test_a_peer_is_not_given_a_folder_that_only_labkit_reads(small):
+def test_peers_cannot_read_a_quantized_folder(small):
     from labkit.lab.bench.peers import folder_of
 
     with pytest.raises(BadRequest, match="small.*give the original"):
