@@ -3,7 +3,7 @@
 The lab compares every other way of decoding with this one.
 
     prefill   the whole prompt (or chunks of it) -> logits of its last token -> token 1      (TTFT)
-    decode    token i -> logits -> token i + 1, until an end token, a stop string or the budget (TPOT)
+    decode    token i -> logits -> token i + 1, until an end token, stop string or budget (TPOT)
 
 Prompts of unequal length are padded on the right. Each row gives the same tokens as it
 gives alone. A row that has ended leaves the batch, so the others do not pay for it.

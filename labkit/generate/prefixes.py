@@ -37,8 +37,8 @@ def with_prefixes(
     sources: list[Any] = [documents] if request.single else list(documents or [None] * len(rows))
     if len(views) != len(rows) or len(sources) != len(rows):
         raise BadRequest(
-            f"There are {len(views)} views and {len(sources)} sets of documents for {len(rows)} prompts; "
-            "give one each."
+            f"There are {len(views)} views and {len(sources)} sets of documents for "
+            f"{len(rows)} prompts; give one each."
         )
     return _decode(request, views, sources, decode)
 

@@ -151,7 +151,7 @@ def check_given_cache(request: Request) -> None:
         )
     if cache.batch != len(rows):
         raise BadRequest(
-            f"The given cache has {cache.batch} rows for {len(rows)} prompts; give one row per prompt."
+            f"The given cache has {cache.batch} rows for {len(rows)} prompts; give one row each."
         )
     for row, length in zip(rows, cache.lengths):
         size = len(row.prompt)

@@ -3,7 +3,7 @@
 These steps change the logits l of one token in this order. It is the order of
 transformers, so equal settings give equal distributions.
 
-    penalties      repetition r: l / r if l > 0 else l * r, for all earlier tokens (CTRL, 1909.05858)
+    penalties      repetition r: l / r if l > 0 else l * r, all earlier tokens (CTRL, 1909.05858)
                    frequency f, presence p: l - f * count - p * (count > 0), generated tokens only
     bans           end tokens before `min_new_tokens`; the last token of a bad word that has begun
     temperature t  l / t; with 0 (greedy) the largest logit is chosen and the rest is skipped

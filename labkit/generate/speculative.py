@@ -97,8 +97,8 @@ def propose(drafter: Drafter, batch: Batch, rows: Sequence[Row], longest: int) -
         valid = len(tokens) <= limit and (not len(tokens) or 0 <= min(tokens) <= max(tokens) < V)
         if not valid or (q is not None and tuple(q.shape) != (len(tokens), V)):
             raise InvalidDraft(
-                f"The drafter {drafter.name} proposed {list(tokens)}; give at most {limit} ids from 0 "
-                f"to {V - 1}. Probabilities have one row of {V} per token."
+                f"The drafter {drafter.name} proposed {list(tokens)}; give at most {limit} ids "
+                f"from 0 to {V - 1}. Probabilities have one row of {V} per token."
             )
     return drafts
 

@@ -47,7 +47,7 @@ def without_layers(target: Decoder, skip: Sequence[int]) -> Decoder:
     kept = [i for i in range(config.num_layers) if i not in skip]
     if not kept or not all(0 <= i < config.num_layers for i in skip):
         raise BadRequest(
-            f"The layers to skip are {list(skip)}; give some of 0 to {config.num_layers - 1}, not all."
+            f"The layers to skip are {list(skip)}; give some of 0 to {config.num_layers - 1}."
         )
     if config.kv_shared is not None:
         raise BadRequest("This model has layers that share a cache; use another drafter.")

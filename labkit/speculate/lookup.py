@@ -49,7 +49,10 @@ class Lookup(Drafter):
 
 
 class Index:
-    """Map each sequence of `shortest` to `longest` tokens to the place after its last occurrence."""
+    """Map each sequence of `shortest` to `longest` tokens to the place after it.
+
+    If a sequence occurs several times, the last place counts.
+    """
 
     def __init__(self, longest: int, shortest: int):
         self.sizes = range(longest, shortest - 1, -1)
@@ -74,7 +77,10 @@ class Index:
         return None
 
     def draft(self, text: Sequence[int], limit: int, trust: int) -> list[int]:
-        """Index `text`; return the tokens after the longest match, at most `trust` times its length."""
+        """Index `text`; return the tokens that followed the longest match.
+
+        There are at most `limit` tokens, and at most `trust` per matching token.
+        """
         self.extend(text)
         match = self.match(text) if limit else None
         if match is None:

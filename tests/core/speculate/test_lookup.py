@@ -12,7 +12,6 @@ from labkit.speculate.lookup import Index
 
 def found(text, limit=3, longest=3, shortest=1, trust=9):
     index = Index(longest, shortest)
-    index.extend(text)
     return index.draft(text, limit, trust)
 
 
