@@ -62,12 +62,12 @@ class Check:
             try:
                 jsonschema.validators.validator_for(rest["schema"]).check_schema(rest["schema"])
             except jsonschema.SchemaError as error:
-                raise BadRequest(f"its schema is not JSON Schema ({error.message}).") from None
+                raise BadRequest(f"its schema is invalid; fix it ({error.message}).") from None
         if kind == "matches":
             try:
                 re.compile(rest["pattern"])
             except (KeyError, TypeError, re.error) as error:
-                raise BadRequest(f"its pattern is not a regular expression ({error}).") from None
+                raise BadRequest(f"its pattern is invalid; fix it ({error}).") from None
         for name in ("all", "none"):
             words = rest.get(name, [])
             if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):

@@ -50,7 +50,7 @@ class Evaluation:
 
             if list(self.tasks) != ["text"]:
                 others = ", ".join(self.tasks)
-                raise BadRequest(f"--peer {self.model.peer} needs the task text, not {others}.")
+                raise BadRequest(f"--peer {self.model.peer} needs the task text; got {others}.")
             peers.check([self.model.peer], peers.QUANTIZED)
         if self.against is not None:
             self._check_earlier(self.against)

@@ -30,9 +30,7 @@ def read_items(path: str | Path) -> tuple[Asked, ...]:
     """
     path, items = Path(path), {}
     if not path.is_file():
-        raise BadRequest(
-            f"There is no file {str(path)!r}; give a JSONL file or the name of a task."
-        )
+        raise BadRequest(f"There is no file {str(path)!r}; give a JSONL file or a task.")
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -44,9 +42,7 @@ def read_items(path: str | Path) -> tuple[Asked, ...]:
         try:
             item = _item(line, number)
             if item.id in items:
-                raise BadRequest(
-                    f"another line has the id {item.id!r} too; give each line its own."
-                )
+                raise BadRequest(f"another line has the id {item.id!r}; use each id once.")
         except BadRequest as error:
             raise BadRequest(f"Line {number} of {path.name}: {error}") from None
         items[item.id] = item

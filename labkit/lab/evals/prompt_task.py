@@ -56,13 +56,9 @@ class Asked:
 
     def __post_init__(self):
         if self.reference is None and self.check is None:
-            raise BadRequest(
-                f"Item {self.id} has neither a reference nor a check; give one of them."
-            )
+            raise BadRequest(f"Item {self.id} has neither a reference nor a check; give one.")
         if self.wrong is not None and (self.reference is None or self.wrong == self.reference):
-            raise BadRequest(
-                f"Item {self.id}: give a reference that differs from its wrong answer."
-            )
+            raise BadRequest(f"Item {self.id}: give a reference that differs from `wrong`.")
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,7 @@ class ThroughCache:
         Raises BadRequest for fewer than 640 tokens, because the first 512 are context.
         """
         if limit is not None and limit < 640:
-            raise BadRequest(
-                f"--limit is {limit}; a text through a cache needs 640 tokens or more."
-            )
+            raise BadRequest(f"--limit is {limit}; a KV format needs 640 tokens or more.")
         return cls(kv_format, length=min(1024, limit or 1024))
 
     def passages(self, tokenizer, slice: str, limit: int | None = 4096) -> list[Passage]:

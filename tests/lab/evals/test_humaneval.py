@@ -35,7 +35,7 @@ PROBLEMS = tuple(problem(number) for number in (3, 10, 200, 4, 5, 60, 7))
 
 
 def tokenizer(add_bos: bool = False, template: str = TEMPLATE) -> Tokenizer:
-    """One token a byte."""
+    """Return a tokenizer with one token per byte."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -60,7 +60,7 @@ def model():
 
 @pytest.fixture
 def own(monkeypatch):
-    """Our problems instead of the 164, and verdicts without processes: right is what the reference is."""
+    """Use own problems, and verdicts without processes: a program is right if it is the reference."""
     monkeypatch.setattr(task_file, "humaneval", lambda: PROBLEMS)
     monkeypatch.setattr(task_file, "best_isolation", lambda: BUBBLEWRAP)
 
@@ -78,7 +78,7 @@ def own(monkeypatch):
 @pytest.mark.parametrize(
     "template", [TEMPLATE, "{{ bos_token }}" + TEMPLATE], ids=["bare template", "template with BOS"]
 )
-def test_the_prompt_keeps_its_bytes_and_has_one_bos_where_one_is_added(model, add_bos, template):
+def test_the_prompt_keeps_its_bytes_and_has_one_bos_if_one_is_added(model, add_bos, template):
     wanted = int(add_bos)
     model.tokenizer, before = tokenizer(add_bos, template), model.tokenizer
     try:
@@ -93,7 +93,7 @@ def test_the_prompt_keeps_its_bytes_and_has_one_bos_where_one_is_added(model, ad
         model.tokenizer = before
 
 
-def test_plain_joins_byte_for_byte():
+def test_plain_programs_join_prompt_and_completion():
     for completion in ("    return x + 3\n", "return x + 3", "\n    return x", "  \tpass", ""):
         assert program(PROBLEMS[0], completion, "plain") == PROBLEMS[0].prompt + completion
 
@@ -138,7 +138,7 @@ def test_text_without_code_is_a_program_that_fails():
 
 
 @pytest.mark.parametrize("options", [{"mode": "chatty"}, {"limit": 0}])
-def test_what_cannot_be_is_refused(options):
+def test_invalid_options_raise(options):
     with pytest.raises(BadRequest):
         make(None, **options)
 
@@ -167,7 +167,7 @@ def test_batch_order_and_resume_change_no_record(own, model, tmp_path):
     assert run(task, model, tmp_path / "run.jsonl", batch=3) == whole
 
 
-def test_a_model_made_to_chat_is_asked_and_any_other_continues(model):
+def test_the_default_mode_is_chat_only_for_a_chat_model(model):
     assert (
         make(model).mode == "chat"
         and make(model, mode="plain").mode == "plain"
@@ -188,7 +188,7 @@ def test_it_reads_and_writes_through_another_cache(own, model):
         assert before != after and after == pytest.approx(before, rel=0.05)
 
 
-def test_a_record_holds_final_ids_and_its_metrics(own, model, monkeypatch):
+def test_a_record_has_token_ids_and_metrics(own, model, monkeypatch):
     (score, *_) = run(make(model, limit=1, **SHORT), model)
     sample = score.details["samples"][0]
     assert model.tokenizer.decode(score.details["prompt_ids"]) == PROBLEMS[0].prompt
@@ -212,7 +212,7 @@ def test_a_record_holds_final_ids_and_its_metrics(own, model, monkeypatch):
     )  # equal in every run
 
 
-def test_bits_of_the_reference_are_those_of_one_plain_pass(own, model):
+def test_bits_of_the_reference_equal_those_of_one_plain_pass(own, model):
     scores = run(make(model, max_new_tokens=1), model)
     for score, given in zip(scores, PROBLEMS):
         text = given.prompt + given.canonical_solution
@@ -246,7 +246,9 @@ def test_plain_text_stops_where_something_new_begins(own, model, monkeypatch):
 # ---- what could not be judged ----------------------------------------------------------------------------------
 
 
-def test_without_a_sandbox_references_are_scored_and_the_reason_is_said(own, model, monkeypatch):
+def test_without_a_sandbox_only_references_are_scored_and_a_note_gives_the_reason(
+    own, model, monkeypatch
+):
     def none():
         raise SandboxUnavailable("Generated code is not run here, because of this test.")
 
@@ -293,7 +295,7 @@ def executes():
         pytest.skip(str(reason))
 
 
-def test_programs_are_really_judged(model, monkeypatch):
+def test_programs_run_in_the_sandbox(model, monkeypatch):
     executes()
     monkeypatch.setattr(task_file, "humaneval", lambda: PROBLEMS)
     texts = [PROBLEMS[0].canonical_solution, "    return 4\n"]

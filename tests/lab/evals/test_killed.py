@@ -1,4 +1,4 @@
-"""`labkit eval` killed by SIGKILL in the middle, once alone and once with a second process on the same file: no record changes."""
+"""A killed `labkit eval` changes no record, alone or with a second process on the same file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kills as POSIX does")
-def test_killed_twice_and_with_two_at_once_the_records_are_those_of_one_run(tmp_path):
+def test_killed_and_concurrent_runs_write_the_records_of_one_run(tmp_path):
     prompts, whole, killed = (
         tmp_path / "mine.jsonl",
         tmp_path / "whole.jsonl",

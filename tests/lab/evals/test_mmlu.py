@@ -143,7 +143,7 @@ def test_the_letter_in_a_generated_text(text, letter):
     assert generated_letter(text) == letter
 
 
-def test_generated_answers_are_those_of_plain_greedy_decoding(byte_model):
+def test_generated_answers_equal_plain_greedy_decoding(byte_model):
     from labkit.generate import generate
 
     task = MMLU(scoring=("generated",))
@@ -166,7 +166,7 @@ def test_neither_batch_nor_order_changes_a_record(byte_model, tmp_path):
     assert whole == one == backwards
 
 
-def test_a_limit_reaches_for_as_many_subjects_as_it_can():
+def test_a_limit_takes_items_of_as_many_subjects_as_possible():
     assert {item.subject for item in MMLU(limit=2).items()} == {"rivers", "trees"}
 
 
@@ -179,6 +179,6 @@ def test_a_limit_reaches_for_as_many_subjects_as_it_can():
         ({"scoring": ()}, "text, letter"),
     ],
 )
-def test_what_is_not_there_is_refused(options, word):
+def test_invalid_options_raise(options, word):
     with pytest.raises(BadRequest, match=word):
         MMLU(**options)

@@ -1,4 +1,4 @@
-"""lm-eval's own model class on transformers gives the log-likelihoods that we give, where it is installed."""
+"""The log-likelihoods equal those of lm-eval on transformers, if lm-eval is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("lm_eval", reason="a peer: pip install lm-eval")
 
 @pytest.mark.slow
 @pytest.mark.real_model
-def test_log_likelihoods_are_lm_evals_own():
+def test_log_likelihoods_equal_those_of_lm_eval():
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
     from transformers import AutoModelForCausalLM, AutoTokenizer

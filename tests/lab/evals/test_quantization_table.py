@@ -1,4 +1,4 @@
-"""The table of methods on a tiny model: every trial is there once, and a second call adds nothing."""
+"""The table of quantization methods on a tiny model: one record per trial, also after a second run."""
 
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ def test_without_a_file_there_are_no_rows(monkeypatch, tmp_path):
     assert rows(recorded()) == []
 
 
-def test_the_text_that_chooses_formats_is_of_as_many_documents_as_passages(monkeypatch):
+def test_the_text_that_chooses_formats_has_one_document_per_passage(monkeypatch):
     text = lambda words: "word " * words  # noqa: E731
     documents = [
         Document(f"d{i}", text(3 if i == 2 else 400)) for i in range(9)
@@ -114,7 +114,7 @@ def test_the_text_that_chooses_formats_is_of_as_many_documents_as_passages(monke
     )  # all there is
 
 
-def test_output_errors_estimate_what_measuring_every_format_would_say():
+def test_output_errors_estimate_the_measured_losses_of_formats():
     """One measured format and H give the losses of the others within a factor of two, on a tiny random model."""
     model = tiny_model(hidden_size=64, intermediate_size=128)
     text = Calibration([[(7 * i + j) % 60 + 1 for j in range(40)] for i in range(8)])

@@ -1,4 +1,4 @@
-"""The longer runs next to the shipped draft: they learn, and keep the other entries of its record."""
+"""The longer training runs learn, and keep the other entries of the draft's record."""
 
 import json
 
@@ -24,9 +24,7 @@ def texts(target, tmp_path_factory):
     return generate_corpus(target, jobs, tmp_path_factory.mktemp("corpus"))
 
 
-def test_both_go_into_the_record_and_nothing_else_of_it_changes(
-    target, texts, tmp_path, monkeypatch
-):
+def test_both_runs_are_recorded_and_the_other_entries_stay(target, texts, tmp_path, monkeypatch):
     record = tmp_path / "draft.json"
     record.write_text(json.dumps({"kind": "hidden_state", "others": {"older": 1}}))
     monkeypatch.setattr(runs, "load_model", lambda: target)
@@ -52,7 +50,7 @@ def test_both_go_into_the_record_and_nothing_else_of_it_changes(
     assert not list(tmp_path.glob("distill/*.checkpoint"))
 
 
-def test_four_layers_learn_what_the_target_says(target, texts, monkeypatch, tmp_path):
+def test_four_layers_learn_to_predict_the_target(target, texts, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "calibration_pieces", lambda tokenizer: [texts[0].tokens])
     monkeypatch.setattr(runs, "text_task", lambda target: None)
     monkeypatch.setattr(runs, "judged", lambda *of: {})

@@ -1,4 +1,4 @@
-"""Rows and comparisons: intervals, verdict words, errors counted, flipped items named."""
+"""Rows and comparisons: intervals, verdicts, errors and flipped items."""
 
 from __future__ import annotations
 

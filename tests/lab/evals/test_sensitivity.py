@@ -1,4 +1,4 @@
-"""On the default model, from the samples of the notebook's quick tier: small changes stay unseen, large ones show."""
+"""The default model with the notebook's quick samples: small changes are undecided, large ones are worse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed(recipe: str):
     return unpack_model(model)
 
 
-def test_eight_bits_are_not_worse_and_four_bits_a_channel_are_on_code_and_on_prose():
+def test_int8_is_not_worse_and_int4_channel_is_worse_on_code_and_prose():
     model = load_model()
     task = Text(model.tokenizer, 500, ("code", "prose"), length=64, overlap=16)
     before = run(task, model)

@@ -1,4 +1,4 @@
-"""Intervals and verdicts against published values, enumeration, and a hundred simulated runs."""
+"""Intervals and verdicts compared with published values, enumeration and simulated runs."""
 
 import math
 from fractions import Fraction
@@ -36,7 +36,7 @@ def runs(n, right, fell=0, rose=0, errors=0):
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilson_is_the_published_interval(right, n, low, high):
+def test_wilson_gives_the_published_interval(right, n, low, high):
     found = wilson(right, n)
     assert (round(found.low, 4), round(found.high, 4), found.value, found.n) == (
         low,
@@ -56,7 +56,7 @@ def test_invalid_counts_raise(right, n):
         wilson(right, n)
 
 
-def test_mcnemar_is_the_enumerated_probability():
+def test_mcnemar_gives_the_enumerated_probability():
     for flips in range(16):
         for fell in range(flips + 1):
             as_uneven = [k for k in range(flips + 1) if abs(2 * k - flips) >= abs(2 * fell - flips)]

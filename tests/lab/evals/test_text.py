@@ -63,7 +63,7 @@ def test_the_sums_follow_the_definition():
         assert got.metrics["top1"] == (int((p.argmax(-1) == q.argmax(-1)).sum()), got.n)
 
 
-def test_the_same_model_has_no_distance_and_another_has_some():
+def test_the_kl_is_zero_for_the_same_model_and_positive_for_others():
     model = tiny_model()
     task = Given(None).against(model)
     value = rows_of(model, task)

@@ -1,4 +1,4 @@
-"""The task `text` as items: windows that score each token once, a same intervals by notebook and command."""
+"""The task `text`: each token is scored once, and notebook and command give the same intervals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSAGES = [
 
 
 @pytest.mark.parametrize(("length", "overlap"), [(10, 1), (10, 4), (16, 9), (7, 6), (1000, 64)])
-def test_a_sliding_window_scores_every_token_but_the_first_once(byte_model, length, overlap):
+def test_a_sliding_window_scores_every_token_except_the_first_once(byte_model, length, overlap):
     text = "".join(chr(97 + i % 26) for i in range(103))
     pieces = cut([("doc", text)], "code", byte_model.tokenizer, None, length, overlap)
     ids, scored = byte_model.tokenizer.encode(text), []
@@ -71,7 +71,7 @@ def tiny(seed):
     return tiny_model(seed=seed, vocab_size=256)
 
 
-def test_rows_are_sums_over_items_and_know_which_metrics_need_a_reference(byte_model):
+def test_rows_are_sums_over_items_and_need_a_reference_for_kl(byte_model):
     task = Given(None, reference=Remembered(tiny(1), PASSAGES))
     scores = run(task, byte_model)
     rows = {(row["slice"], row["metric"]): row for row in results(task.metrics, "text", scores)}

@@ -124,7 +124,7 @@ def test_invalid_readers_raise(make):
 @pytest.mark.real_model
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "bar"), [("int8", 0.0012), ("int4", 0.010)])
-def test_the_bars_on_the_default_model(name, bar):
+def test_the_kl_on_the_default_model_stays_below_the_limit(name, bar):
     from labkit.lab.stack.open import load_model
 
     model = load_model()
