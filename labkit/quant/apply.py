@@ -146,8 +146,9 @@ def _check_method(
         raise BadRequest(f"{needs} a map of preceding layers; give folds=fold_map(model).")
     if not calibration and method.needs_text:
         raise BadRequest(f"{needs} calibration text; give a Calibration, or use method 'rtn'.")
-    for part in calibrated if calibration and isinstance(calibration, Mapping) else ():
-        size = len(calibration[part.name].hessian) if part.name in calibration else "no"
+    statistics = calibration if isinstance(calibration, Mapping) else {}
+    for part in calibrated if statistics else ():
+        size = len(statistics[part.name].hessian) if part.name in statistics else "no"
         if size != part.shape[1]:
             sizes = f"{part.shape[1]} inputs, and its statistics are for {size} inputs"
             raise BadRequest(f"{part.name} has {sizes}; collect them from this model.")
