@@ -1,7 +1,7 @@
 """Describe number formats, and store tensors in them.
 
     get_format("int4_g64_zp").bits_per_weight((1536, 576))   # 4.3125, scales included
-    quantized = quantize(weight, "int4_g64_zp")               # a QuantizedTensor
+    quantized = round_to_nearest(weight, "int4_g64_zp")               # a QuantizedTensor
     dequantize(quantized)                                     # back to float32
 
 `names` and `recipes` describe formats without torch. Modules that need torch are
@@ -16,10 +16,10 @@ from labkit.formats.recipes import RECIPES, RecipeFormats, get_recipe
 
 if TYPE_CHECKING:
     from labkit.formats.packing import pack, unpack
-    from labkit.formats.tensor import QuantizedTensor, dequantize, quantize
+    from labkit.formats.tensor import QuantizedTensor, dequantize, round_to_nearest
 
 __all__ = ["DTYPES", "RECIPES", "NumberFormat", "QuantizedTensor", "RecipeFormats", "dequantize"]
-__all__ += ["get_format", "get_recipe", "pack", "quantize", "torch_dtype", "unpack"]
+__all__ += ["get_format", "get_recipe", "pack", "round_to_nearest", "torch_dtype", "unpack"]
 
 
 def __getattr__(name: str) -> object:

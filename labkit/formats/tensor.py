@@ -1,6 +1,6 @@
 """Store a tensor in a number format as codes, scales and offsets, and decode it.
 
-`quantize` rounds to nearest on the grid that spans each group's range. The methods of
+`round_to_nearest` uses the grid that spans each group's range. The methods of
 `labkit.quant` choose better grids or codes and call `from_grid` or `from_codes`. Every
 layout in memory and in files is computed from these codes, never from another layout.
 Leading dimensions are rows: a tensor [experts, N, K] has experts * N rows of K.
@@ -138,8 +138,8 @@ def check(weight: Tensor, format: NumberFormat) -> None:
         raise BadRequest(f"{format} cannot store NaN or infinity; repair the checkpoint first.")
 
 
-def quantize(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
-    """Round a weight [..., K] of any float dtype to the nearest values of `format`.
+def round_to_nearest(weight: Tensor, format: str | NumberFormat) -> QuantizedTensor:
+    """Round a tensor [..., K] of any float dtype to the nearest values of `format`.
 
     Raises BadRequest for NaN, infinity, an empty tensor, and for weights outside the
     format's range.

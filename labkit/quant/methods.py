@@ -14,8 +14,7 @@ from torch import Tensor
 from labkit.errors import BadRequest, Number, check_fields
 from labkit.formats import get_format, integer
 from labkit.formats.names import NumberFormat
-from labkit.formats.tensor import QuantizedTensor, check, from_grid
-from labkit.formats.tensor import quantize as round_to_nearest
+from labkit.formats.tensor import QuantizedTensor, check, from_grid, round_to_nearest
 from labkit.quant.calibrate import InputStatistics
 from labkit.quant.clip import search_clip
 from labkit.quant.gptq import gptq

@@ -11,7 +11,7 @@ and clipping use these.
 When it loses: at 8 bits RTN is enough, at 4 bits its loss is visible, and at 3 bits it
 is large.
 
-`rtn` is the method in its plain form. `labkit.formats.quantize` does the same for every
+`rtn` is the method in its plain form. `labkit.formats.round_to_nearest` does the same for every
 format and stores the codes. A test checks that both agree.
 """
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.generate.drafter import Drafter
 from labkit.kernels.native import build as native
 from labkit.kernels.native.packed import NativePack
@@ -120,7 +120,7 @@ class TrainedDrafter(Drafter):
 
 
 def _packed(weight: Tensor) -> QuantizedLinear:
-    return QuantizedLinear(NativePack(quantize(weight.detach().float(), "int8_channel")))
+    return QuantizedLinear(NativePack(round_to_nearest(weight.detach().float(), "int8_channel")))
 
 
 def _mark(target: Decoder, ids: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ from functools import partial
 import torch
 
 from labkit import load_model, open_model
-from labkit.formats import get_format, quantize
+from labkit.formats import get_format, round_to_nearest
 from labkit.lab.evals.report import results
 from labkit.lab.evals.task import run
 from labkit.lab.evals.text import Text
@@ -154,7 +154,7 @@ FORMATS = (
 ).split()
 bits_rows = []
 for name in FORMATS:
-    held = quantize(weight, name)
+    held = round_to_nearest(weight, name)
     predicted = get_format(name).nbytes(tuple(weight.shape))
     assert predicted == held.nbytes
     bits_rows.append(
@@ -199,7 +199,7 @@ SHARED = (
     "int4_g32_min",
 )
 for name in SHARED:
-    held = quantize(weight, name)
+    held = round_to_nearest(weight, name)
     share_rows.append(
         {
             "format": name,
@@ -235,7 +235,7 @@ cases = {"as it is": group, "one outlier among them": struck}
 # %%
 fig, axes = canvas(2, height=3.3)
 for ax, (title, numbers) in zip(axes, cases.items()):
-    held = quantize(numbers[None], "int4_g32_sym")
+    held = round_to_nearest(numbers[None], "int4_g32_sym")
     reach = 7 * float(held.scale)
     values = representable("int4_channel", -reach, reach)
     rounding_plot(
@@ -271,8 +271,8 @@ PAY = {
 }
 outlier_rows = []
 for name, predicted in PAY.items():
-    as_it_was = quantize(weight, name).dequantize()
-    paying = (quantize(spoiled, name).dequantize() != as_it_was).float().mean()
+    as_it_was = round_to_nearest(weight, name).dequantize()
+    paying = (round_to_nearest(spoiled, name).dequantize() != as_it_was).float().mean()
     outlier_rows.append(
         {
             "format": name,
@@ -636,8 +636,8 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says so, which is the point of this cell
-    no_kernel = QuantizedLinear(quantize(weight, "int3_g64_zp"))
-packed = QuantizedLinear(quantize(weight, "int4_g64_zp"))
+    no_kernel = QuantizedLinear(round_to_nearest(weight, "int3_g64_zp"))
+packed = QuantizedLinear(round_to_nearest(weight, "int4_g64_zp"))
 plain = torch.nn.Linear(columns, rows, bias=False, device=device)
 plain.weight.data = weight
 x = torch.randn(1, columns, device=device)

@@ -74,7 +74,7 @@ import torch
 from IPython.display import display
 
 from labkit import load_model
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.kernels.native import build as native
 from labkit.kernels.native.packed import NativePack
 from labkit.lab.bench.arms import prompt_ids
@@ -141,7 +141,7 @@ for name, rung in rungs.items():
 # %%
 source = torch.Generator().manual_seed(1)
 x = torch.randn(3, weight.shape[1], generator=source)
-exact = x.double() @ quantize(weight, FORMAT).dequantize().double().T
+exact = x.double() @ round_to_nearest(weight, FORMAT).dequantize().double().T
 terms = x.double().abs() @ weight.double().abs().T
 errors = {}
 for name, rung in rungs.items():
@@ -223,7 +223,7 @@ figure(
 
 # %%
 codes = ((torch.arange(16)[:, None] + torch.arange(32) // 2) % 16).float()
-block = NativePack(quantize(codes, FORMAT)).blocks[64:].view(4, 16, 4)
+block = NativePack(round_to_nearest(codes, FORMAT)).blocks[64:].view(4, 16, 4)
 print("line 0 of a block: row by row, the low four bits of four bytes")
 for row in (0, 1, 15):
     print(
@@ -244,7 +244,7 @@ for row in (0, 1, 15):
 # *m* scale and minimum.
 
 # %%
-held = quantize(weight[:16], FORMAT)
+held = round_to_nearest(weight[:16], FORMAT)
 groups = held.codes.double().unflatten(1, (-1, 32))  # [16, G, 32]
 vector = x[0].double().unflatten(0, (-1, 32))  # [G, 32]
 a = vector.abs().amax(-1, keepdim=True) / 127

@@ -62,11 +62,11 @@ def test_placeholders_are_not_mistakes():
 def test_a_line_is_what_the_kernel_reads():
     import torch
 
-    from labkit.formats import quantize
+    from labkit.formats import round_to_nearest
     from labkit.kernels.native.packed import NativePack
 
     codes = _codes(5)
     for row in codes:
         row[0], row[1] = 0, 15  # the whole range, so that each code is its number
-    held = quantize(torch.tensor(codes).float(), "int4_g32_min")
+    held = round_to_nearest(torch.tensor(codes).float(), "int4_g32_min")
     assert NativePack(held).blocks[64 + 128 : 64 + 192].tolist() == _line(codes, 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import dequantize, quantize
+from labkit.formats import dequantize, round_to_nearest
 from labkit.lab.evals.passages import Passage, Remembered
 from labkit.lab.evals.text import score
 from labkit.model.tiny import tiny_model
@@ -96,7 +96,7 @@ def test_a_part_loss_starts_at_its_layer_and_is_the_whole_models_kl(model):
         other = tiny_model(seed=3)
         for name in parts[part]:
             weight = other.get_submodule(name).weight
-            weight.data = dequantize(quantize(weight.data, "int3_g32_zp"))
+            weight.data = dequantize(round_to_nearest(weight.data, "int3_g32_zp"))
         want = sum(kl_of(other, p, model) for p in PASSAGES[:3]) / sum(
             len(p.tokens) - 1 for p in PASSAGES[:3]
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import dequantize, quantize
+from labkit.formats import dequantize, round_to_nearest
 from labkit_course.experiments.representable import representable
 
 
@@ -27,7 +27,7 @@ def test_they_are_what_quantising_gives(name):
     for start in torch.linspace(-1, 1, 4097).split(size - 2):  # each group spans -1 .. 1
         row = torch.cat([ends, start])[:size]
         row = torch.cat([row, row.new_zeros(size - len(row))])
-        found |= set(dequantize(quantize(row[None], name))[0].tolist())
+        found |= set(dequantize(round_to_nearest(row[None], name))[0].tolist())
     listed = representable(name)
     for value in found:
         assert min(abs(value - one) for one in listed) < 4e-3, value

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from labkit.errors import whole_number
-from labkit.formats import get_format, get_recipe, quantize, torch_dtype
+from labkit.formats import get_format, get_recipe, round_to_nearest, torch_dtype
 from labkit.kernels.native import build as native
 from labkit.kernels.registry import find_kernel
 from labkit.lab.bench import harness
@@ -89,7 +89,7 @@ def layers(recipe: str, shapes: Sequence[tuple[int, int]], device) -> dict[str, 
     format = get_format(get_recipe(recipe).blocks)
     # A ramp from -1 to 1 takes as long to multiply as other numbers, and no scale is 0.
     ramps = [torch.linspace(-1, 1, k, device=device).expand(n, k) for n, k in shapes]
-    weights = [quantize(ramp, format) for ramp in ramps]
+    weights = [round_to_nearest(ramp, format) for ramp in ramps]
     if format.kind == "float":
         dtype = torch_dtype(format.name)
         arms = {f"torch:{recipe}": [linear_of_ones(n, k, dtype, device) for n, k in shapes]}

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.contract import in_dtype
 from labkit.errors import BadRequest
-from labkit.formats.tensor import quantize
+from labkit.formats.tensor import round_to_nearest
 from labkit.kernels.native import build as native
 from labkit.kernels.native.structures import Layer, Model
 from labkit.kernels.packed_weight import PackedWeight
@@ -77,7 +77,7 @@ def accelerate(
     if kv_dtype not in (torch.float32, torch.bfloat16):
         raise BadRequest(f"kv_dtype is {kv_dtype}; give torch.float32 or torch.bfloat16.")
     fast = NativeDecoder(model, recipe, kv_dtype)
-    rounding = quantizer or (lambda name, weight, format: quantize(weight, format))
+    rounding = quantizer or (lambda name, weight, format: round_to_nearest(weight, format))
     pack_into(fast, model, formats, rounding, consume)
     fast.describe()
     return fast.eval().requires_grad_(False)

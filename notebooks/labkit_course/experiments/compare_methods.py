@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import BadRequest
-from labkit.formats import dequantize, quantize
+from labkit.formats import dequantize, round_to_nearest
 from labkit.lab.evals.passages import Passage, Remembered, log_probs, plain_read
 from labkit.lab.evals.report import results
 from labkit.lab.evals.statistics import bootstrap
@@ -228,7 +228,7 @@ class PartLoss:
         try:
             for name, format in changed.items():
                 module = self.model.get_submodule(name)
-                module.weight.data = dequantize(quantize(module.weight.data, format))
+                module.weight.data = dequantize(round_to_nearest(module.weight.data, format))
             scores = [self._score(passage, first) for passage in self.passages]
         finally:
             for module, weight in kept.items():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.formats import get_format, quantize
+from labkit.formats import get_format, round_to_nearest
 from labkit.kernels.native import build as native
 from labkit.kernels.native.packed import NativePack
 from labkit.kernels.packed_weight import PackedWeight, Plain
@@ -44,7 +44,7 @@ class Rung:
 @torch.inference_mode()
 def ladder(weight: Tensor, format: str = "int4_g32_min") -> dict[str, Rung]:
     """Return the kernels that this machine has for `weight` [N, K] float32, by name."""
-    held = quantize(weight, format)
+    held = round_to_nearest(weight, format)
     numbers = held.dequantize()
     rungs = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
@@ -120,7 +120,7 @@ def on_instruction_sets(
     weight: Tensor, names: Sequence[str], format: str = "int4_g32_min", rows: int = 1
 ) -> dict[str, Timing]:
     """Time the native product with each instruction set, one after the other."""
-    rung = native_rung(NativePack(quantize(weight, format)))
+    rung = native_rung(NativePack(round_to_nearest(weight, format)))
     found = {}
     for name in names:
         with instruction_set(name):

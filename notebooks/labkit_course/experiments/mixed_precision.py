@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.lab.evals.passages import Passage, cut
 from labkit.lab.texts import documents
 from labkit.quant.calibrate import InputStatistics
@@ -52,7 +52,7 @@ def by_output_error(
         for name in loss.parts[part]:
             weight = loss.model.get_submodule(name).weight.detach()
             total += weight.shape[0] * error(
-                weight, quantize(weight, format), statistics[name].hessian
+                weight, round_to_nearest(weight, format), statistics[name].hessian
             )
         return total
 

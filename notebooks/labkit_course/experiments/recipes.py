@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import DTYPES, get_format, get_recipe, quantize, torch_dtype
+from labkit.formats import DTYPES, get_format, get_recipe, round_to_nearest, torch_dtype
 from labkit.kernels.packed_weight import FEW_ROWS
 from labkit.lab.bench.arms import generate_run, prompt_ids
 from labkit.lab.bench.harness import Arm, compare
@@ -67,7 +67,7 @@ def recipe_operators(
             return linear_of_ones(rows, columns, dtype, device)
         # One pattern of numbers is as slow as any other; a ramp keeps every group's scale above zero.
         row = torch.linspace(-1, 1, columns, device=device)
-        return QuantizedLinear(quantize(row.expand(rows, columns), format))
+        return QuantizedLinear(round_to_nearest(row.expand(rows, columns), format))
 
     with torch.inference_mode():
         return measure_operators(

@@ -5,7 +5,7 @@ import torch
 
 from fakes import FORMATS
 from labkit.errors import BadRequest
-from labkit.formats import dequantize, floats, get_format, quantize
+from labkit.formats import dequantize, floats, get_format, round_to_nearest
 from labkit.formats.integer import Grid, encode, round_to_grid
 
 INTEGERS = [name for name in FORMATS if name.startswith("int")] + [
@@ -48,7 +48,7 @@ def allowed(weight, quantized):
 @pytest.mark.parametrize("name", SCALED)
 def test_every_value_is_within_the_stated_bound(name):
     weight = torch.randn(8, 96, generator=torch.Generator().manual_seed(3))
-    quantized = quantize(weight, name)
+    quantized = round_to_nearest(weight, name)
     assert bool(((quantized.dequantize() - weight).abs() <= allowed(weight, quantized)).all())
 
 
@@ -62,7 +62,7 @@ def test_awkward_rows(name, dtype):
     weight[3] = -weight[3].abs() - 0.01
     weight[4, 7] = 1e4
     weight = weight.to(dtype)
-    quantized = quantize(weight, name)
+    quantized = round_to_nearest(weight, name)
     back, weight = quantized.dequantize(), weight.float()
     assert bool(torch.isfinite(back).all()) and bool(torch.isfinite(quantized.scale.float()).all())
     assert torch.equal(back[0], torch.zeros(64))  # zero is exact
@@ -83,7 +83,7 @@ def test_a_float16_scale_never_underflows():
     weight = torch.full((1, 64), 1e-7)
     weight[0, ::2] *= -1
     for name in ("int4_g64_sym", "int4_g64_zp", "int4_g64_min", "int8_g64_sym"):
-        quantized = quantize(weight, name)
+        quantized = round_to_nearest(weight, name)
         assert float(quantized.scale.min()) >= 2**-24
         assert bool(((quantized.dequantize() - weight).abs() <= 2**-24).all())
 
@@ -102,18 +102,18 @@ def test_nan_and_infinity_are_refused(name):
         weight = torch.ones(2, 64)
         weight[1, 5] = bad
         with pytest.raises(BadRequest, match="NaN or infinity"):
-            quantize(weight, name)
+            round_to_nearest(weight, name)
 
 
 def test_what_does_not_fit_is_refused_not_saturated():
     with pytest.raises(BadRequest, match="does not fit fp16"):
-        quantize(torch.tensor([[1e5]]), "fp16")
+        round_to_nearest(torch.tensor([[1e5]]), "fp16")
     with pytest.raises(BadRequest, match="does not fit int4_g2_sym"):
-        quantize(torch.tensor([[1e6, 1.0]]), "int4_g2_sym")
+        round_to_nearest(torch.tensor([[1e6, 1.0]]), "int4_g2_sym")
     with pytest.raises(BadRequest, match="no row"):
-        quantize(torch.zeros(0, 4), "int8_channel")
+        round_to_nearest(torch.zeros(0, 4), "int8_channel")
     with pytest.raises(BadRequest, match="floating-point"):
-        quantize(torch.zeros(2, 4, dtype=torch.int64), "int8_channel")
+        round_to_nearest(torch.zeros(2, 4, dtype=torch.int64), "int8_channel")
 
 
 def test_e4m3_is_checked_before_the_cast():
@@ -130,7 +130,7 @@ def test_nvfp4_blocks_of_zero_tiny_and_large():
     assert (
         float(scales.max()) <= 448.0
     )  # before the cast; a stand-in of 1 for the zero block would be 896
-    quantized = quantize(weight, "nvfp4")
+    quantized = round_to_nearest(weight, "nvfp4")
     assert not bool(torch.isnan(quantized.scale.float()).any())
     back = quantized.dequantize()
     assert torch.equal(back[0, :16], torch.zeros(16))
@@ -146,7 +146,7 @@ def test_a_short_last_group_is_its_own_and_reads_nothing_past_the_end():
     base[:, :80] = torch.randn(2, 80, generator=torch.Generator().manual_seed(0))
     view = base[:, :80]  # poison behind every row
     for name in ("int4_g128_zp", "int4_g32_min", "int3_g64_zp", "nvfp4", "int8_g32_sym"):
-        quantized = quantize(view, name)
+        quantized = round_to_nearest(view, name)
         assert quantized.dequantize().shape == (2, 80) and bool(
             torch.isfinite(quantized.dequantize()).all()
         )
@@ -154,9 +154,9 @@ def test_a_short_last_group_is_its_own_and_reads_nothing_past_the_end():
         if (
             tail < 80 and name != "nvfp4"
         ):  # the tail alone gives the same codes: no neighbour in its range
-            alone = quantize(view[:, tail:].contiguous(), name)
+            alone = round_to_nearest(view[:, tail:].contiguous(), name)
             assert torch.equal(alone.dequantize(), quantized.dequantize()[:, tail:])
-    assert quantize(torch.ones(1, 4304), "int4_g32_sym").scale.shape == (1, 135)
+    assert round_to_nearest(torch.ones(1, 4304), "int4_g32_sym").scale.shape == (1, 135)
 
 
 def test_a_float_minimum_gives_a_q4_1_grid_back():
@@ -167,15 +167,17 @@ def test_a_float_minimum_gives_a_q4_1_grid_back():
     minimum = (-7.3 * scale).half().float()
     weight = codes * scale + minimum
     torch.testing.assert_close(
-        dequantize(quantize(weight, "int4_g32_min")), weight, rtol=1e-6, atol=1e-6
+        dequantize(round_to_nearest(weight, "int4_g32_min")), weight, rtol=1e-6, atol=1e-6
     )
-    assert float((dequantize(quantize(weight, "int4_g32_zp")) - weight).abs().max()) > 1e-4
+    assert float((dequantize(round_to_nearest(weight, "int4_g32_zp")) - weight).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_looked_up_are_rows_dequantised(name):
-    quantized = quantize(torch.randn(9, 40, generator=torch.Generator().manual_seed(2)), name)
+    quantized = round_to_nearest(
+        torch.randn(9, 40, generator=torch.Generator().manual_seed(2)), name
+    )
     index = torch.tensor([[0, 8], [3, 3]])
     assert torch.equal(quantized.rows(index), quantized.dequantize()[index])
-    one = quantize(torch.ones(1, 40), name)
+    one = round_to_nearest(torch.ones(1, 40), name)
     assert one.rows(torch.tensor([0, 0])).shape == (2, 40)

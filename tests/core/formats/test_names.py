@@ -8,7 +8,7 @@ import torch
 
 from fakes import FORMATS
 from labkit.errors import BadRequest
-from labkit.formats import RECIPES, get_format, get_recipe, quantize
+from labkit.formats import RECIPES, get_format, get_recipe, round_to_nearest
 
 EXTRA = (
     "int5_g32_zp",
@@ -55,7 +55,7 @@ def test_a_shape_adds_what_the_limit_hides():
 @pytest.mark.parametrize("shape", [(5, 64), (3, 84), (2, 7), (1, 1), (2, 3, 80), (64,)])
 @pytest.mark.parametrize("name", FORMATS + EXTRA)
 def test_predicted_bytes_are_the_stored_bytes(name, shape):
-    quantized = quantize(torch.randn(shape), name)
+    quantized = round_to_nearest(torch.randn(shape), name)
     assert quantized.nbytes == get_format(name).nbytes(shape)
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import pack, quantize, unpack
+from labkit.formats import pack, round_to_nearest, unpack
 from labkit.formats.floats import encode_e2m1
 from labkit.formats.integer import Grid
 from labkit.formats.names import get_format
@@ -88,7 +88,7 @@ def test_a_zero_point_is_stored_as_it_is(zero):
     ],
 )
 def test_whole_tensors_are_pinned_and_come_back(row, format, codes, scale, offset):
-    quantized = quantize(torch.tensor([row]), format)
+    quantized = round_to_nearest(torch.tensor([row]), format)
     packed = quantized.packed()
     assert packed["codes"].tolist() == [list(bytes.fromhex(codes))]
     assert packed["scale"].tolist() == [[scale]]

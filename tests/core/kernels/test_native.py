@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.kernels.native import build as native
 from labkit.kernels.native.packed import NativePack, block_nbytes, kind_of
 from labkit.kernels.registry import pack_weight, resident_nbytes
@@ -50,7 +50,7 @@ def rounded(x, format):
 def test_a_product_equals_the_reference_on_rounded_activations(instruction_set, format):
     generator = torch.Generator().manual_seed(1)
     for rows, cols, pair in SHAPES:
-        held = quantize(torch.randn(rows, cols, generator=generator), format)
+        held = round_to_nearest(torch.randn(rows, cols, generator=generator), format)
         bias = torch.randn(rows, generator=generator)
         matrix = NativePack(held, pair=pair, bias=bias)
         assert torch.allclose(matrix.unpacked(), held.dequantize(), rtol=1e-6, atol=1e-6)
@@ -68,7 +68,7 @@ def test_a_product_equals_the_reference_on_rounded_activations(instruction_set, 
 
 @pytest.mark.parametrize("format", ["int4_g32_min", "int8_channel"])
 def test_extreme_activations_stay_within_half_a_step(instruction_set, format):
-    held = quantize(torch.randn(32, 64, generator=torch.Generator().manual_seed(2)), format)
+    held = round_to_nearest(torch.randn(32, 64, generator=torch.Generator().manual_seed(2)), format)
     matrix, weight = NativePack(held), held.dequantize().double()
     outlier = torch.full((1, 64), 1e-3)
     outlier[0, 7] = 1e4
@@ -90,20 +90,20 @@ def test_extreme_activations_stay_within_half_a_step(instruction_set, format):
 def test_rows_of_a_batch_are_bit_for_bit_the_single_rows(instruction_set):
     generator = torch.Generator().manual_seed(3)
     for format in ("bf16", "int4_g32_min", "int8_channel"):
-        matrix = NativePack(quantize(torch.randn(40, 96, generator=generator), format))
+        matrix = NativePack(round_to_nearest(torch.randn(40, 96, generator=generator), format))
         x = torch.randn(21, 96, generator=generator)
         assert torch.equal(matrix.matmul(x), torch.cat([matrix.matmul(row[None]) for row in x]))
 
 
 def test_bytes_equal_those_of_the_format_without_padding():
-    held = quantize(torch.randn(64, 128), "int4_g32_min")
+    held = round_to_nearest(torch.randn(64, 128), "int4_g32_min")
     assert (
         NativePack(held).nbytes
         == block_nbytes("int4_g32_min", (64, 128))
         == held.nbytes
         == 64 * 128 * 5 // 8
     )
-    held = quantize(torch.randn(64, 128), "int8_channel")
+    held = round_to_nearest(torch.randn(64, 128), "int8_channel")
     assert (
         NativePack(held).nbytes == 64 * 128 + 64 * 4
     )  # scales are stored as float32 for every format
@@ -113,7 +113,7 @@ def test_packed_bytes_are_where_the_kernel_reads_them():
     codes = (
         torch.arange(16 * 32).view(16, 32) % 16
     ).float()  # scale 1 and minimum 0: each code equals its number
-    blocks = NativePack(quantize(codes, "int4_g32_min")).blocks
+    blocks = NativePack(round_to_nearest(codes, "int4_g32_min")).blocks
     lines = blocks[64:].view(4, 16, 4)  # after 16 scales and 16 minima
     assert lines[1, 5, 2] == int(codes[5, 4 + 2]) | int(codes[5, 16 + 4 + 2]) << 4
     assert blocks[:64].view(torch.float16).tolist() == [1.0] * 16 + [0.0] * 16
@@ -126,7 +126,7 @@ def test_a_format_without_a_kernel_raises_with_its_name():
         and kind_of("int4_g16_sym") is None
     )
     with pytest.raises(BadRequest, match="int3_g64_zp"):
-        NativePack(quantize(torch.randn(16, 64), "int3_g64_zp"))
+        NativePack(round_to_nearest(torch.randn(16, 64), "int3_g64_zp"))
 
 
 def test_an_environment_variable_turns_the_kernels_off(monkeypatch):
@@ -187,7 +187,9 @@ def test_two_processes_that_build_at_once_both_get_a_whole_library(cache_folder)
 
 
 def test_native_weights_have_the_interface_of_packed_weights():
-    held = quantize(torch.randn(40, 96, generator=torch.Generator().manual_seed(4)), "int4_g32_min")
+    held = round_to_nearest(
+        torch.randn(40, 96, generator=torch.Generator().manual_seed(4)), "int4_g32_min"
+    )
     layer, table = QuantizedLinear(held, kernel="native"), QuantizedEmbedding(held, kernel="native")
     assert type(layer.weight) is NativePack and layer.weight.format is held.format
     assert layer.weight.nbytes == resident_nbytes(held.format, held.shape, kernels="native")
@@ -201,4 +203,4 @@ def test_native_weights_have_the_interface_of_packed_weights():
     with pytest.raises(BadRequest, match="CPU"):
         layer.to("meta")
     with pytest.raises(BadRequest, match="native kernels do not support nvfp4"):
-        pack_weight(quantize(torch.randn(16, 64), "nvfp4"), "native")
+        pack_weight(round_to_nearest(torch.randn(16, 64), "nvfp4"), "native")

@@ -12,7 +12,7 @@ pytest.importorskip(
     "triton", reason="Triton is not installed (it comes with PyTorch's CUDA builds)"
 )
 
-from labkit.formats import get_format, quantize
+from labkit.formats import get_format, round_to_nearest
 from labkit.kernels.cuda.triton_packed import TritonPack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -37,7 +37,7 @@ FORMATS = [
 def test_it_equals_its_reference(name, rows):
     generator = torch.Generator().manual_seed(0)
     for shape in ((40, 96), (33, 80)):  # 80: a short last group, and a last block beyond the row
-        held = quantize(torch.randn(shape, generator=generator), name).to(DEVICE)
+        held = round_to_nearest(torch.randn(shape, generator=generator), name).to(DEVICE)
         x = torch.randn(rows, shape[1], generator=generator).bfloat16().to(DEVICE)
         got = TritonPack(held).matmul(x).float()
         exact = x.float() @ held.dequantize().T
@@ -47,7 +47,7 @@ def test_it_equals_its_reference(name, rows):
 def test_every_fp8_code_is_its_number():
     codes = torch.arange(256).view(2, 128)
     codes[codes % 128 == 127] = 0  # this code is NaN
-    held = quantize(torch.randn(2, 128), "fp8_e4m3")
+    held = round_to_nearest(torch.randn(2, 128), "fp8_e4m3")
     held = dataclasses.replace(held, codes=codes.to(torch.uint8)).to(DEVICE)
     got = torch.cat(
         [TritonPack(held).few_rows(part) for part in torch.eye(128, device=DEVICE).split(16)]
@@ -56,7 +56,7 @@ def test_every_fp8_code_is_its_number():
 
 
 def test_the_stored_bytes_are_those_of_the_format():
-    held = quantize(torch.randn(8, 64), "int3_g64_zp")
+    held = round_to_nearest(torch.randn(8, 64), "int3_g64_zp")
     layer = TritonPack(held)
     assert torch.equal(layer.quantized().dequantize(), held.dequantize())
     assert sum(b.numel() * b.element_size() for b in layer.buffers()) == get_format(

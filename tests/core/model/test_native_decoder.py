@@ -9,7 +9,7 @@ import torch
 from labkit.cache.contiguous import ContiguousCache
 from labkit.cache.quantized.cache import QuantizedCache
 from labkit.errors import BadRequest
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.generate import generate
 from labkit.kernels.native import build as native
 from labkit.kernels.native.packed import NativePack
@@ -305,7 +305,7 @@ def test_weights_that_a_recipe_does_not_quantize_become_bf16():
         name: module for name, module in model.named_modules() if name.endswith("mlp.down")
     }
     for name, module in quantized.items():
-        model.set_submodule(name, QuantizedLinear(quantize(module.weight, "int4_g32_zp")))
+        model.set_submodule(name, QuantizedLinear(round_to_nearest(module.weight, "int4_g32_zp")))
     fast = accelerate(model)
     assert torch.equal(fast.layers[0].attention.o.weight.unpacked(), alone.bfloat16().float())
     ids = tokens(model, 1, 9)

@@ -5,14 +5,13 @@ import torch
 from torch import nn
 
 from labkit.errors import BadRequest
-from labkit.formats import get_format, integer, quantize
+from labkit.formats import get_format, integer, round_to_nearest
 from labkit.formats.tensor import from_grid
 from labkit.quant.awq import Fold, awq, search_scale
 from labkit.quant.calibrate import InputStatistics
 from labkit.quant.clip import diagonal_blocks, search_clip, weighted
 from labkit.quant.linear import QuantizedLinear
-from labkit.quant.methods import Method, round_trip
-from labkit.quant.methods import quantize as quantize_by
+from labkit.quant.methods import Method, quantize, round_trip
 from labkit.quant.rtn import error
 from labkit.quant.w8a8 import W8A8Weight, quantize_tokens, reference
 
@@ -29,7 +28,10 @@ def outliers(rows=32, columns=96, seed=0):
 )
 def test_clipping_never_loses_to_the_full_range(name):
     weight, format = outliers(), get_format(name)
-    full, clipped = quantize(weight, name), from_grid(weight, search_clip(weight, format), (32, 96))
+    full, clipped = (
+        round_to_nearest(weight, name),
+        from_grid(weight, search_clip(weight, format), (32, 96)),
+    )
     per_row = lambda quantized: (quantized.dequantize() - weight).square().sum(1)  # noqa: E731
     assert bool((per_row(clipped) <= per_row(full) * 1.0001).all())
     assert float(per_row(clipped).sum()) < 0.98 * float(per_row(full).sum())
@@ -43,7 +45,7 @@ def test_clipping_weighs_by_what_is_read():
     grid = search_clip(weight, format, H)
     assert (
         error(weight, from_grid(weight, grid, (32, 96)), H)
-        <= error(weight, quantize(weight, "int3_g64_zp"), H) * 1.0001
+        <= error(weight, round_to_nearest(weight, "int3_g64_zp"), H) * 1.0001
     )
     free = search_clip(weight, format)
     assert float(grid.scale.float().mean()) > float(free.scale.float().mean())
@@ -127,12 +129,16 @@ def test_awq_lowers_the_error_and_keeps_the_function():
         statistics["two"].add(model.inputs_of_two(x))
         before = model(x)
         plain = error(
-            model.one.weight, quantize(model.one.weight, format.name), statistics["one"].hessian
+            model.one.weight,
+            round_to_nearest(model.one.weight, format.name),
+            statistics["one"].hessian,
         )
         alphas = awq(model, FOLDS, statistics, lambda name, w, s: round_trip(w, format, method, s))
         torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-3)
         scaled = error(
-            model.one.weight, quantize(model.one.weight, format.name), statistics["one"].hessian
+            model.one.weight,
+            round_to_nearest(model.one.weight, format.name),
+            statistics["one"].hessian,
         )
         seen = InputStatistics.empty(64)
         seen.add(model.norm(x))
@@ -152,7 +158,7 @@ def test_awq_keeps_alpha_zero_where_nothing_helps():
 
 def test_w8a8_equals_its_reference_for_awkward_tokens():
     weight = torch.randn(48, 100, generator=torch.Generator().manual_seed(0))
-    quantized = quantize(weight, "int8_channel")
+    quantized = round_to_nearest(weight, "int8_channel")
     x = torch.randn(20, 100, generator=torch.Generator().manual_seed(1))
     x[0], x[1, 3], x[2] = 0.0, 1e6, 1e-20
     layer = W8A8Weight(quantized)
@@ -167,12 +173,12 @@ def test_w8a8_equals_its_reference_for_awkward_tokens():
 def test_token_codes_saturate_and_nan_stays_visible():
     codes, scale = quantize_tokens(torch.tensor([[127.0, -254.0, 1.0], [0.0, 0.0, 0.0]]))
     assert codes.tolist() == [[64, -127, 0], [0, 0, 0]] and float(scale[0]) == 2.0
-    quantized = quantize(torch.ones(4, 3), "int8_channel")
+    quantized = round_to_nearest(torch.ones(4, 3), "int8_channel")
     assert bool(
         torch.isnan(W8A8Weight(quantized).matmul(torch.tensor([[1.0, float("nan"), 2.0]]))).any()
     )
     with pytest.raises(BadRequest, match="int8_channel"):
-        W8A8Weight(quantize(torch.ones(4, 3), "int4_channel"))
+        W8A8Weight(round_to_nearest(torch.ones(4, 3), "int4_channel"))
 
 
 def test_a_linear_layer_of_any_method_is_stored_alike():
@@ -181,7 +187,7 @@ def test_a_linear_layer_of_any_method_is_stored_alike():
     statistics.add(x)
     errors = {}
     for method in ("rtn", "clip", "gptq", "gptq+clip"):
-        quantized = quantize_by(weight, "int4_g32_zp", statistics, method)
+        quantized = quantize(weight, "int4_g32_zp", statistics, method)
         assert quantized.nbytes == get_format("int4_g32_zp").nbytes((64, 64))
         errors[method] = error(weight, quantized, statistics.hessian)
         QuantizedLinear(quantized)(x)
@@ -191,7 +197,7 @@ def test_a_linear_layer_of_any_method_is_stored_alike():
     with pytest.raises(BadRequest, match="damping is 5; give a number from 0 to 1"):
         Method("gptq", damping=5)
     with pytest.raises(BadRequest, match="needs calibration"):
-        quantize_by(weight, "int4_g32_zp", None, "gptq")
+        quantize(weight, "int4_g32_zp", None, "gptq")
 
 
 def test_an_integer_grid_per_column_is_the_grid_per_group():
@@ -199,4 +205,4 @@ def test_an_integer_grid_per_column_is_the_grid_per_group():
     for name in ("int4_g32_zp", "int4_channel", "int4_g64_min", "int4_tensor", "int3_g64_zp"):
         grid = integer.fit(weight, get_format(name))
         codes, values = integer.round_to_grid(weight, grid.columns(0, 96))
-        assert torch.equal(values, quantize(weight, name).dequantize())
+        assert torch.equal(values, round_to_nearest(weight, name).dequantize())

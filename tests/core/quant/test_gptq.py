@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labkit.errors import BadRequest
-from labkit.formats import get_format, integer, quantize
+from labkit.formats import get_format, integer, round_to_nearest
 from labkit.quant.calibrate import InputStatistics
 from labkit.quant.gptq import gptq
 from labkit.quant.rtn import error, rtn
@@ -40,14 +40,14 @@ def problem(rows=24, columns=128, tokens=400, seed=0):
 def test_it_beats_rounding_on_what_the_layer_reads(name, act_order):
     weight, H = problem()
     quantized = gptq(weight, get_format(name), H, act_order=act_order)
-    assert error(weight, quantized, H) < 0.9 * error(weight, quantize(weight, name), H)
+    assert error(weight, quantized, H) < 0.9 * error(weight, round_to_nearest(weight, name), H)
     assert quantized.nbytes == get_format(name).nbytes((24, 128))
 
 
 def test_static_groups_keep_the_grid_and_the_order_of_columns():
     weight, H = problem()
     quantized = gptq(weight, get_format("int4_g64_zp"), H)
-    rounded = quantize(weight, "int4_g64_zp")
+    rounded = round_to_nearest(weight, "int4_g64_zp")
     assert torch.equal(quantized.scale, rounded.scale) and torch.equal(
         quantized.offset, rounded.offset
     )
@@ -59,7 +59,7 @@ def test_static_groups_keep_the_grid_and_the_order_of_columns():
 def test_a_diagonal_hessian_is_rounding_to_nearest():
     weight, _ = problem()
     quantized = gptq(weight, get_format("int4_g64_zp"), torch.diag(torch.rand(128) + 0.5))
-    assert torch.equal(quantized.codes, quantize(weight, "int4_g64_zp").codes)
+    assert torch.equal(quantized.codes, round_to_nearest(weight, "int4_g64_zp").codes)
 
 
 def test_two_columns_against_all_code_pairs():
@@ -86,7 +86,7 @@ def test_no_calibration_reached_it_is_rounding_said_aloud():
         UserWarning, match="experts.3 is rounded to nearest, because no calibration token"
     ):
         quantized = gptq(weight, get_format("int4_g64_zp"), torch.zeros(128, 128), name="experts.3")
-    assert torch.equal(quantized.codes, quantize(weight, "int4_g64_zp").codes)
+    assert torch.equal(quantized.codes, round_to_nearest(weight, "int4_g64_zp").codes)
 
 
 def test_dead_columns_stay_finite_and_rounded():
@@ -112,7 +112,7 @@ def test_fewer_tokens_than_columns_succeed():
         warnings.simplefilter("error")
         quantized = gptq(weight, get_format("int4_g64_zp"), statistics.hessian)
     assert error(weight, quantized, statistics.hessian) < 0.5 * error(
-        weight, quantize(weight, "int4_g64_zp"), statistics.hessian
+        weight, round_to_nearest(weight, "int4_g64_zp"), statistics.hessian
     )
 
 
@@ -161,5 +161,5 @@ def test_rtn_in_its_plain_form_is_what_the_format_does(bits, group):
     weight[:2] = 0.0
     weight[2:4] = weight[2:4].abs()
     assert torch.equal(
-        rtn(weight, bits, group), quantize(weight, f"int{bits}_g{group}_zp").dequantize()
+        rtn(weight, bits, group), round_to_nearest(weight, f"int{bits}_g{group}_zp").dequantize()
     )

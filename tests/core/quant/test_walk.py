@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from labkit.errors import BadRequest
-from labkit.formats import get_format, quantize
+from labkit.formats import get_format, round_to_nearest
 from labkit.lab.measure.bytes import tensor_bytes
 from labkit.model.folding import fold_map
 from labkit.model.tiny import tiny_model
@@ -65,7 +65,9 @@ def test_quantizing_is_the_reference_weights_in_the_same_model():
     for name, module in expected.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             format = "int8_channel" if name in ("head", "embed_tokens") else "int4_g64_zp"
-            module.weight = nn.Parameter(quantize(module.weight.detach(), format).dequantize())
+            module.weight = nn.Parameter(
+                round_to_nearest(module.weight.detach(), format).dequantize()
+            )
     torch.testing.assert_close(network(TOKENS), expected(TOKENS))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fakes import load_script
 from labkit.errors import BadRequest
-from labkit.formats import quantize
+from labkit.formats import round_to_nearest
 from labkit.kernels import huge_pages as pages
 from labkit.kernels.native import build as native
 from labkit.lab.bench import explain, kernels
@@ -104,7 +104,7 @@ def test_bench_kernels_has_the_documented_keys(monkeypatch):
 def test_every_rung_of_the_ladder_has_the_same_numbers(monkeypatch):
     monkeypatch.setattr("labkit_course.experiments.kernel_ladder.cold_copies", lambda size: 2)
     weight, x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0)), torch.randn(3, 64)
-    exact = x @ quantize(weight, "int4_g32_min").dequantize().T
+    exact = x @ round_to_nearest(weight, "int4_g32_min").dequantize().T
     rungs = ladder(weight)
     assert {"float32", "bfloat16", "unpacked", "native"} <= set(rungs)
     for rung in rungs.values():

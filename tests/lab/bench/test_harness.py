@@ -122,7 +122,7 @@ def test_an_arm_names_the_kernels_that_it_uses(tiny, monkeypatch):
 def test_packed_weights_are_quantized_from_fp32_and_the_rest_runs_in_bf16(tiny):
     import torch
 
-    from labkit.formats import quantize
+    from labkit.formats import round_to_nearest
     from labkit.lab.stack.open import open_model as load
 
     weight = tiny_model().layers[0].mlp.down.weight
@@ -132,8 +132,8 @@ def test_packed_weights_are_quantized_from_fp32_and_the_rest_runs_in_bf16(tiny):
         and loaded.embed_tokens(torch.tensor([1])).dtype == torch.bfloat16
     )
     stored = loaded.layers[0].mlp.down.weight.quantized().dequantize()
-    assert torch.equal(stored, quantize(weight, "int8_channel").dequantize())
-    assert not torch.equal(stored, quantize(weight.bfloat16(), "int8_channel").dequantize())
+    assert torch.equal(stored, round_to_nearest(weight, "int8_channel").dequantize())
+    assert not torch.equal(stored, round_to_nearest(weight.bfloat16(), "int8_channel").dequantize())
 
 
 def test_bench_prefill_counts_prompt_tokens(tiny):
