@@ -110,7 +110,7 @@ def test_stream_calls_on_token_too(model, expected):
         ({"drafter": TwoTokens(), "draft_length": "often"}, "auto"),
     ],
 )
-def test_what_is_not_a_drafter_or_a_length_is_an_error_before_any_work(model, options, why):
+def test_an_invalid_drafter_or_length_is_an_error_before_any_work(model, options, why):
     for call in (generate, stream):
         with pytest.raises(BadRequest, match=why):
             call(model, PROMPTS[0], **options)

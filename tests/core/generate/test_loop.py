@@ -307,7 +307,7 @@ def test_a_prompt_may_fill_the_context_and_no_more():
 
 
 @pytest.mark.parametrize("empty", ["", []], ids=["text", "ids"])
-def test_an_empty_prompt_begins_with_bos_or_is_refused(tokenizer, empty):
+def test_an_empty_prompt_begins_with_bos_or_is_an_error(tokenizer, empty):
     with_bos, without = tiny_model(bos_id=1), tiny_model(bos_id=None)
     with_bos.tokenizer = without.tokenizer = tokenizer
     expected = plainly(with_bos, [1], 10)
@@ -422,7 +422,7 @@ def test_text_without_end_token_and_without_special_tokens(speaking, tokenizer):
     assert streamed == completion.text
 
 
-def test_what_was_held_back_comes_out_when_cancelled(speaking, tokenizer):
+def test_a_cancelled_row_gives_the_rest_of_its_text(speaking, tokenizer):
     plain = plainly(speaking, [5, 6], 4)
     tail = tokenizer.decode(plain)[-1:]
     calls = iter([False] * 4 + [True])
@@ -525,7 +525,7 @@ def test_a_conversation_goes_on_in_the_same_cache(model, passes):
         (lambda m: cache_of(m, [5], capacity=10), "capacity of 10"),
     ],
 )
-def test_a_given_cache_that_does_not_fit_is_refused_and_left_alone(model, passes, given, why):
+def test_a_given_cache_that_does_not_fit_is_an_error_and_is_unchanged(model, passes, given, why):
     cache = given(model)
     lengths = cache.lengths
     passes.clear()
@@ -610,7 +610,7 @@ def test_a_model_that_fails_half_way_leaves_the_cache_as_before_that_pass(model)
     ],
     ids=str,
 )
-def test_bad_requests_are_refused_in_one_sentence_before_any_work(model, passes, changes, why):
+def test_bad_requests_are_errors_of_one_line_before_any_work(model, passes, changes, why):
     request = {"prompts": [5, 6], "max_new_tokens": 3} | changes
     for call in (generate, stream):
         with pytest.raises(BadRequest, match=why) as refused:
@@ -646,7 +646,7 @@ def test_times_are_read_when_a_token_is_known(model, monkeypatch):
     assert one.ttft_s is not None and one.tpot_s is None
 
 
-def test_what_is_to_be_called_for_each_token_must_be_callable(model, passes):
+def test_on_token_must_be_callable(model, passes):
     with pytest.raises(BadRequest, match="on_token is 5"):
         generate(model, [5, 6], max_new_tokens=3, on_token=5)
     assert passes == []

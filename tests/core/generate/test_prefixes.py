@@ -165,7 +165,7 @@ def test_one_view_a_prompt_or_one_for_all():
         generate(model, QUESTIONS[:3], prefixes=[view, view])
 
 
-def test_a_pool_of_another_model_is_refused():
+def test_a_pool_of_another_model_is_an_error():
     model, other = tiny_model(), tiny_model(num_layers=3)
     store, view = served(other)
     with pytest.raises(BadRequest, match="other layers"):

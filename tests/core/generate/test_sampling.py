@@ -293,7 +293,7 @@ def test_processing_leaves_the_models_logits_alone():
         ("bad_words", None),
     ],
 )
-def test_impossible_settings_are_refused_in_one_sentence(name, value):
+def test_impossible_settings_are_errors_of_one_line(name, value):
     with pytest.raises(BadRequest, match=name) as refused:
         Sampling(**{name: value})
     assert (

@@ -43,7 +43,7 @@ def one_hot(token, size):
 # --- one token -----------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_out_is_the_targets_distribution():
+def test_the_result_has_the_targets_distribution():
     torch.testing.assert_close(emitted(P, Q, Q), P)
 
 
@@ -216,7 +216,7 @@ def test_equal_distributions_always_keep_and_leave_a_valid_token():
             assert float(residual(P, q, token).sum()) > 0
 
 
-def test_a_sure_target_keeps_its_token_and_refuses_others():
+def test_a_sure_target_keeps_its_token_and_rejects_others():
     sure = one_hot(1, 3)
     assert acceptance(sure, None, 1) == 1 and acceptance(sure, None, 0) == 0
     assert acceptance(sure, Q, 1) == 1 and residual(sure, Q, 0).argmax() == 1
@@ -235,7 +235,7 @@ def test_a_row_without_a_token_is_a_typed_error(bad, temperature):
         verify_greedy(logits[None], [Draft([1])])
 
 
-def test_what_stands_behind_a_refusal_is_nobodys_business():
+def test_logits_after_a_rejection_are_not_examined():
     logits = torch.stack([one_hot(2, 4), torch.full((4,), float("nan"))])
     assert verify_greedy(logits[None], [Draft([1])]) == [([2], 0)]
     assert verify_row(logits, Draft([1]), row(), Sampling(), NO_ENDS) == ([2], 0)

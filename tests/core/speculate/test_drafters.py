@@ -78,13 +78,13 @@ def test_padded_vocabularies_work_and_padding_is_never_drafted(widths, sampling)
     assert drafted and max(drafted) < 30
 
 
-def test_another_tokenizer_of_the_same_size_is_refused():
+def test_another_tokenizer_of_the_same_size_is_an_error():
     target, drafter = pair(40, 40, Vocabulary(30), Vocabulary(30, "b"))
     with pytest.raises(BadRequest, match="different tokenizers"):
         drafter.check(target)
 
 
-def test_a_wider_draft_of_unknown_words_is_refused():
+def test_a_wider_draft_of_unknown_words_is_an_error():
     target, drafter = pair(32, 40)
     with pytest.raises(BadRequest, match="40 ids and the target 32"):
         generate(target, PROMPT, drafter=drafter, max_new_tokens=4)
@@ -122,7 +122,7 @@ def test_a_trimmed_head_saves_its_rows():
     assert trimmed.cost == pytest.approx(bytes_read(trimmed.model) / bytes_read(target))
 
 
-def test_what_is_left_of_a_model_is_that_model_without_the_layers():
+def test_a_model_without_layers_equals_a_smaller_model():
     target, skip = tiny_model(num_layers=5, seed=6), [1, 3]
     view, tokens = without_layers(target, skip), torch.tensor([PROMPT])
     x = target.embed_tokens(tokens)
@@ -218,7 +218,7 @@ def test_a_drafter_that_is_never_right_is_soon_not_asked(scripted):
     assert done.tally.drafted < 16  # at most a few tokens to find out, and a probe now and then
 
 
-def test_the_second_drafter_is_asked_where_the_first_has_nothing(scripted):
+def test_the_second_drafter_drafts_if_the_first_has_nothing(scripted):
     model = tiny_model()
     text = plain(model, PROMPT, max_new_tokens=30, end_ids=NEVER).tokens
     second = scripted({tuple(PROMPT): text})
@@ -234,7 +234,7 @@ def test_the_second_drafter_is_asked_where_the_first_has_nothing(scripted):
     assert done.drafter == "lookup, then scripted"
 
 
-def test_names_make_drafters_and_others_are_refused():
+def test_names_make_drafters_and_others_are_errors():
     model = tiny_model(num_layers=5)
     assert make_drafter("int8_channel", model).name == "int8_channel"
     for name in set(DRAFTERS) - {"draft", "lookup_draft"}:

@@ -82,6 +82,6 @@ def test_a_prompt_of_one_token_drafts_nothing_and_is_no_error():
 @pytest.mark.parametrize(
     "settings", [{"longest": 1, "shortest": 2}, {"shortest": 0}, {"longest": 2.5}, {"trust": 0}]
 )
-def test_settings_that_mean_nothing_are_refused(settings):
+def test_settings_that_mean_nothing_are_errors(settings):
     with pytest.raises(BadRequest):
         Lookup(**settings)

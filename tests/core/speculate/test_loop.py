@@ -595,7 +595,7 @@ def test_a_target_without_an_answer_is_a_typed_error():
         {"on_token": 3},
     ],
 )
-def test_bad_requests_are_refused_before_any_work(model, options):
+def test_bad_requests_are_errors_before_any_work(model, options):
     with pytest.raises(BadRequest):
         generate(model, PROMPTS[0], **{"drafter": Lookup(), **options})
 
