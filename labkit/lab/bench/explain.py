@@ -10,10 +10,11 @@
     dispatch    the rest: Python, calls, residuals
 
 Predicted time is bytes over read-only bandwidth. Parts that work on a few thousand
-numbers in the first-level cache have no predicted time; all of their time is overhead. The native stack times its own parts on its first thread, including the
-wait for the other threads. Other decoders get a clock around each module. The clock
-costs a few microseconds per module and synchronizes a GPU. So the sum of the parts is
-larger than the time of a step.
+numbers in the first-level cache have no predicted time; all of their time is overhead.
+The native stack times its own parts on its first thread, including the wait for the
+other threads. Other decoders get a clock around each module. The clock costs a few
+microseconds per module and synchronizes a GPU. So the sum of the parts is larger than
+the time of a step.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 An arm is `KERNELS:FORMAT`: `torch` is PyTorch's operator for the packed format (or its
 plain product), `native` is labkit's own. Each call multiplies several copies of a
 layer's four matrices. Together they do not fit into the last-level cache, as in a
-decode step. Share of bandwidth = stored bytes / seconds / read-only bandwidth. Limitation: only products
-are timed; `bench decode --explain` shows their share of a step.
+decode step. Share of bandwidth = stored bytes / seconds / read-only bandwidth.
+Limitation: only products are timed; `bench decode --explain` shows their share of a
+step.
 """
 
 from __future__ import annotations
