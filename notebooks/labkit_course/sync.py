@@ -71,7 +71,8 @@ def differs(script: Path) -> bool:
 def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
     """Write bootstrap cell and badges into every script, then every notebook of `folder`.
 
-    `outputs` is a folder of executed notebooks. Returns the changed files.
+    `outputs` is a folder of executed notebooks. A notebook that is not in it keeps its own
+    outputs. Returns the changed files.
     """
     scripts = scripts_of(folder)
     if not scripts:
@@ -85,8 +86,9 @@ def sync(folder: Path, outputs: Path | None = None) -> list[Path]:
         text = _BADGES.sub(rf"\g<1># {badges(script.stem)}\n\g<2>", text)
         changed += _write(script, text)
         pair = notebook_of(script)
-        executed = (outputs / pair.name) if outputs is not None else pair
-        ran = nbformat.read(executed, as_version=4) if executed.exists() else None
+        ran_at = [place / pair.name for place in (outputs, pair.parent) if place]
+        executed = next((path for path in ran_at if path.exists()), None)
+        ran = nbformat.read(executed, as_version=4) if executed else None
         changed += _write(pair, nbformat.writes(_with_outputs(read_script(script), ran)) + "\n")
     return changed
 

@@ -213,6 +213,7 @@ def test_sync_takes_outputs_of_a_run_without_its_marks(tmp_path):
     assert cells_of(notebook) == cells_of(read_script(tmp_path / "scripts" / "01_x.py"))
     assert [output.output_type for output in notebook.cells[3].outputs] == ["stream"]
     assert "papermill" not in notebook.metadata and "widgets" not in notebook.metadata
+    assert sync(tmp_path, outputs=tmp_path / "elsewhere") == [], "it did not run; outputs stay"
 
 
 def test_a_tag_alone_makes_a_pair_differ(tmp_path):
