@@ -57,7 +57,7 @@ def checked_counts(num_tokens: int, counts: Sequence[int] | None, batch: int) ->
         return (num_tokens,) * batch
     counts = whole_numbers(counts, "The counts of new tokens", batch)
     if min(counts) < 0 or max(counts) > num_tokens or max(counts) == 0:
-        raise BadRequest(f"The counts are {list(counts)}; give 0 to {num_tokens}, not only zeros.")
+        raise BadRequest(f"The counts are {list(counts)}; give 0 to {num_tokens}, not all 0.")
     return counts
 
 

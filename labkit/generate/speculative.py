@@ -164,8 +164,8 @@ def blamed(drafter: Drafter) -> Iterator[None]:
 class Watch:
     """Time the phases of each pass and count drafted and accepted tokens, per row.
 
-    `start` begins a pass. `lap` adds the seconds since the last call to a phase. `count`
-    ends the pass. The loop never reads these numbers.
+    `start` begins a pass. `lap(phase)` adds the seconds since the previous `start` or
+    `lap` to that phase. `count` ends the pass. The loop never reads these numbers.
     """
 
     def __init__(self, rows: int):

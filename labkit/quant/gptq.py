@@ -64,7 +64,7 @@ def gptq(
     inputs = weight.shape[-1]
     if hessian.shape != (inputs, inputs):
         size = f"{inputs} inputs but a Hessian of shape {[*hessian.shape]}"
-        raise BadRequest(f"{name} has {size}; collect it from this model.")
+        raise BadRequest(f"{name} has {size}; calibrate on this model.")
     original = weight.detach().float()
     grid = grid or integer.fit(original, format)
     upper, order = inverse_factor(hessian, damping, act_order)

@@ -53,14 +53,14 @@ class Replay:
 
     def _record(self, index: int, module, args, kwargs) -> None:
         if not args or not isinstance(args[0], Tensor):
-            raise BadRequest("A block is called without hidden states; give no blocks.")
+            raise BadRequest("A block gets no hidden states; leave out blocks=.")
         if any(map(_is_cache, (*args, *kwargs.values()))):
-            raise BadRequest("The blocks write into a KV cache; give a forward without one.")
+            raise BadRequest("The forward pass uses a KV cache; run it without one.")
         before, output = self.last
         if index == 0:
             self.inputs.append(args[0])
         elif before != index - 1 or output is None or not torch.equal(output, args[0]):
-            raise BadRequest("The blocks run in another order; give blocks=model.layers.")
+            raise BadRequest("The blocks are not in the order of use; give blocks=model.layers.")
         self.rest[index].append((args[1:], kwargs))
 
     def _call(self, index: int, batch: int) -> Tensor:

@@ -77,7 +77,7 @@ class Recipe:
             get_format(format)
         Method(name=self.method)
         if self.activations and get_format(self.blocks).name != "int8_channel":
-            raise BadRequest(f"The blocks are {self.blocks}; int8_token needs int8_channel blocks.")
+            raise BadRequest(f"int8_token activations need int8_channel blocks, not {self.blocks}.")
 
     @property
     def only_casts(self) -> bool:

@@ -65,7 +65,7 @@ def split(tokenizer, prompt: str | Sequence[int], answers: Sequence[str]) -> Spl
         wholes = [[*prompt, *continuation_ids(tokenizer, answer)] for answer in answers]
         start = len(prompt)
     if start == 0:
-        raise BadRequest("The prompt has no token of its own; give some text before the answer.")
+        raise BadRequest("The prompt has no token before the answer; give a longer prompt.")
     return Split(tuple(wholes[0][:start]), tuple(tuple(whole[start:]) for whole in wholes))
 
 

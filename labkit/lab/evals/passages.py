@@ -81,7 +81,7 @@ def joined(tokenizer, slice: str, limit: int | None, length: int, first: int) ->
 
 
 def scored_bytes(tokenizer, tokens: Sequence[int], first: int) -> int:
-    """Return the number of bytes of the text after the first `first` tokens."""
+    """Return the number of bytes of the text of tokens[first:]."""
     whole, context = tokenizer.decode(tokens), tokenizer.decode(tokens[:first])
     return len(whole.encode()) - len(context.encode())
 

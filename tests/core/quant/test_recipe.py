@@ -52,7 +52,7 @@ def test_a_yaml_file_comes_back_equal(tmp_path):
         ("method: magic", "no method"),
         ("- a list", "contains no keys"),
         ("blocks: [", "cannot be read"),
-        ("{blocks: int4_g64_zp, activations: int8_token}", "needs int8_channel blocks"),
+        ("{blocks: int4_g64_zp, activations: int8_token}", "need int8_channel blocks"),
         ("activations: int4_token", "activations is 'int4_token'; give one of int8_token"),
         ("overrides: [a, b]", "overrides is \\['a', 'b'\\]"),
         ("overrides: 5", "overrides is 5"),

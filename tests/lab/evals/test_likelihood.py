@@ -113,7 +113,7 @@ def test_an_empty_answer_or_an_empty_prompt_raises():
     tokenizer = toy("space separate")
     with pytest.raises(BadRequest, match="1 are empty"):
         split(tokenizer, "x", ["a", ""])
-    with pytest.raises(BadRequest, match="no token of its own"):
+    with pytest.raises(BadRequest, match="no token before"):
         split(tokenizer, "", ["a"])
 
 

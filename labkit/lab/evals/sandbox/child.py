@@ -175,9 +175,9 @@ def give_away(settings):
 
 
 def _names(error):
-    """Return the names of the exception's type and its bases.
+    """Return the names of the exception's type and of its bases.
 
-    The grader raises the first one that it knows.
+    The grader raises an exception of the first type in this list that it has.
     """
     return [kind.__name__ for kind in type(error).__mro__]
 
