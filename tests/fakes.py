@@ -54,6 +54,9 @@ class WordTokenizer:
         words = {number: word for word, number in self.known.items()}
         return " ".join(words[number] for number in ids)
 
+    def byte_counts(self, ids):
+        return [len(self.decode([number])) for number in ids]
+
 
 def byte_tokenizer(**options):
     from tokenizers import Tokenizer as Backend

@@ -178,6 +178,15 @@ class Tokenizer:
                 self._bytes[id] = b"" if token is None else self._to_bytes(token)
         return self._bytes[id]
 
+    def byte_counts(self, ids: Iterable[int]) -> list[int]:
+        """Return the number of bytes that each token adds to the text; special tokens add 0.
+
+        The text starts with the first id, as in `decode`. Unlike the decoded text, the counts
+        are right where the ids start or end within a character.
+        """
+        decoder = StreamDecoder(self)
+        return [len(decoder.data(id)) for id in ids]
+
     @cached_property
     def _special_pattern(self) -> re.Pattern:
         longest_first = sorted(self._special, key=len, reverse=True)
@@ -207,13 +216,17 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = tokenizer.drops_first_space and not continues
 
-    def push(self, id: int) -> str:
+    def data(self, id: int) -> bytes:
+        """Return the bytes that the next token adds."""
         if self.skip_special and id in self.tokenizer.special_ids:
-            return ""
+            return b""
         data = self.tokenizer.token_bytes(id)
         if self._first and data:
             data, self._first = data.removeprefix(b" "), False
-        return self._utf8.decode(data)
+        return data
+
+    def push(self, id: int) -> str:
+        return self._utf8.decode(self.data(id))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -7,7 +7,8 @@
     {"kind": "refuses"}                                  the model declines
     {"kind": "answers"}                                  the model writes something else
 
-JSON may stand in a fence or after a sentence; the first complete value counts. Refusals are
+JSON may stand in a fence or after a sentence. The first complete value counts, or the first one of
+the type (object or array) that the check asks for. Refusals are
 recognized by English phrases in the first 200 characters. A model that declines in other words
 counts as answering, so read the answers before you trust a count.
 """
@@ -30,6 +31,8 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 MISSING = object()
+_OPENING = re.compile(r"[\[{]")
+_BRACKET_OR_STRING = re.compile(r'[\[{\]}]|"(?:[^"\\]|\\.)*"')
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,9 @@ def json_hits(check: Check) -> dict[str, bool]:
 
 
 def _judge_json(text: str, check: Check) -> Verdict:
-    hits, value = json_hits(check), first_json(text)
+    type_name = check.schema.get("type") if isinstance(check.schema, Mapping) else None
+    kind = {"object": dict, "array": list}.get(str(type_name), type(check.equals))
+    hits, value = json_hits(check), first_json(text, kind)
     if value is MISSING:
         return Verdict({"right": False, **hits}, "no valid JSON" if text else "nothing written")
     fault, hits["valid_json"] = None, True
@@ -139,10 +144,12 @@ def _judge_json(text: str, check: Check) -> Verdict:
     return Verdict({"right": fault is None, **hits}, fault)
 
 
-def first_json(text: str) -> Any:
+def first_json(text: str, kind: type = object) -> Any:
     """Return the first object or array in a text, or MISSING.
 
-    An object with a repeated key and a value NaN are not valid.
+    One of the type `kind` comes before others. Brackets that hold no JSON, such as
+    "[thinking]", are passed over whole. An object with a repeated key and a value NaN are
+    not valid.
     """
 
     def pairs(items):
@@ -154,11 +161,28 @@ def first_json(text: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     decoder = json.JSONDecoder(object_pairs_hook=pairs, parse_constant=constant)
-    start = re.search(r"[\[{]|\Z", text).start()
-    try:
-        return decoder.raw_decode(text, start)[0]
-    except (ValueError, RecursionError):
-        return MISSING
+    first, opening = MISSING, _OPENING.search(text)
+    while opening:
+        try:
+            value, end = decoder.raw_decode(text, opening.start())
+        except (ValueError, RecursionError):
+            end = _closing(text, opening.start())
+        else:
+            if isinstance(value, kind):
+                return value
+            first = value if first is MISSING else first
+        opening = _OPENING.search(text, end)
+    return first
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the place after the bracket that closes the one at `start`, or the text's end."""
+    depth = 0
+    for match in _BRACKET_OR_STRING.finditer(text, start):
+        depth += (match[0] in "[{") - (match[0] in "]}")
+        if depth == 0:
+            return match.end()
+    return len(text)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -133,8 +133,8 @@ class HumanEval:
         Both count from the first token that differs between the prompt and the whole text.
         """
         parts = split(model.tokenizer, problem.prompt, [problem.canonical_solution])
-        known = len(model.tokenizer.decode(parts.context).encode())
-        nbytes = len((problem.prompt + problem.canonical_solution).encode()) - known
+        counts = model.tokenizer.byte_counts([*parts.context, *parts.tails[0]])
+        nbytes = sum(counts[len(parts.context) :])
         (nats,) = reader.log_likelihoods(parts)
         return -nats / math.log(2), float(nbytes)
 

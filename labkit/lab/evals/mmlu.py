@@ -53,6 +53,14 @@ WORDS = {  # the header, and the labels of a question and its answer
     "th": ("ต่อไปนี้เป็นคำถามแบบเลือกตอบพร้อมคำตอบ", "คำถาม:", "คำตอบ:"),
 }
 
+VERBS = "is|ist|est|es|é|è|because|since|weil|car|porque|perché"
+NOT = "not|wrong|incorrect|false|nicht|falsch|pas|faux|fausse|incorrecta|incorreta|fals[ao]|errad[ao]|sbagliat[ao]|errat[ao]"
+_LATIN = "A-Za-zÀ-ɏ\u0300-\u036f"  # Thai and Hindi may touch the letter
+_ALONE = re.compile(
+    rf"(?<![{_LATIN}\d])[{LETTERS}](?![{_LATIN}\d]|['’ʼ-][{_LATIN}])"
+    rf"(?!(?<=A)(?<!\w\sA)\s(?!(?:{VERBS})\b)[a-zà-ÿ])(?!\s\w+\s(?:{NOT})\b)"
+)
+
 
 def make(model, limit: int | None = None, **options) -> MMLU:
     return MMLU(limit=limit, **options)
@@ -185,6 +193,10 @@ def best(scores: Sequence[float]) -> int:
 
 
 def generated_letter(text: str) -> str | None:
-    """Return the first letter that stands alone, as in "(C)" or "D. because ...", or None."""
-    match = re.search(rf"(?<![A-Za-z])([{LETTERS}])(?![A-Za-z'])", text.strip())
-    return match[1] if match else None
+    """Return the first letter that stands alone, as in "(C)" or "D. because ...", or None.
+
+    "A" at the start of a sentence is a word, as in "A good choice is B", unless one of VERBS
+    follows. A letter with NOT after it is not the answer, as in "A is wrong, D is right".
+    """
+    match = _ALONE.search(text)
+    return match[0] if match else None

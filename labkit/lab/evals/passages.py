@@ -52,7 +52,7 @@ def cut(
             if limit is not None:
                 piece = piece[: limit - total + known]
             if len(piece) > first:
-                nbytes = scored_bytes(tokenizer, piece, first)
+                nbytes = sum(tokenizer.byte_counts(piece)[first:])
                 passages.append(Passage(f"{name}:{start}", slice, tuple(piece), nbytes, first))
                 total += len(piece) - known
         if limit is not None and total >= limit - 1:
@@ -73,17 +73,11 @@ def joined(tokenizer, slice: str, limit: int | None, length: int, first: int) ->
     ids, passages = ids[:limit], []
     for start in range(0, len(ids) - length + 1, length):
         piece, name = ids[start : start + length], f"{slice}:{len(passages)}"
-        nbytes = scored_bytes(tokenizer, piece, first)
+        nbytes = sum(tokenizer.byte_counts(piece)[first:])
         passages.append(Passage(name, slice, tuple(piece), nbytes, first))
     if not passages:
         raise BadRequest(f"A passage has {length} tokens, more than {len(ids)}; raise the limit.")
     return passages
-
-
-def scored_bytes(tokenizer, tokens: Sequence[int], first: int) -> int:
-    """Return the number of bytes of the text of tokens[first:]."""
-    whole, context = tokenizer.decode(tokens), tokenizer.decode(tokens[:first])
-    return len(whole.encode()) - len(context.encode())
 
 
 def plain_read(model: nn.Module, tokens: Tensor) -> tuple[Tensor, nn.Module | None]:

@@ -90,6 +90,41 @@ def test_very_deep_nesting_is_not_valid_json():
 
 
 @pytest.mark.parametrize(
+    "prose",
+    [
+        "Sure! [thinking] Here:",
+        "For {project}:",
+        "Using the set {1, 2}:",
+        "The list [a, b] gives",
+        "Not {'answer': [1]} but",
+        'Not {answer: {"answer": 1}} but',
+        'Not {"answer": 42,} but',
+        "A smiley :-] and",
+    ],
+)
+@pytest.mark.parametrize("answer", ['{"answer": 42}', '\n```json\n{"answer": 42}\n```'])
+def test_brackets_of_the_prose_are_no_json(prose, answer):
+    assert first_json(f"{prose} {answer}") == {"answer": 42}
+
+
+def test_the_type_that_a_check_asks_for_decides_between_values():
+    text = 'See [1] for details: {"answer": 42} [2]'
+    assert first_json(text) == [1] and first_json(text, dict) == {"answer": 42}
+    for asked in ({"schema": {"type": "object"}}, {"equals": {"answer": 42}}):
+        assert judge(text, Check.from_entry({"kind": "json", **asked})).hits["right"]
+    asked = {"kind": "json", "schema": {"type": "array"}, "equals": [1]}
+    assert judge(f"So {text}", Check.from_entry(asked)).hits["right"]
+    assert judge("[1]", Check.from_entry({"kind": "json", "equals": {}})).fault == "other values"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": [1, 2], "b": ', '[{"a": 1}, {"b": ', "{a: [1]}", '{"x": "}", y: [1]}']
+)
+def test_a_part_of_broken_json_is_not_its_value(text):
+    assert first_json(text) is MISSING
+
+
+@pytest.mark.parametrize(
     ("check", "text", "right"),
     [
         ({"kind": "exact"}, " the reference\n", True),  # both sides are stripped

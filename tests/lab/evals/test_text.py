@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fakes import byte_tokenizer
 from labkit.errors import BadRequest
 from labkit.lab.evals.passages import Passage, Remembered, cut
 from labkit.lab.evals.report import results
@@ -12,14 +13,6 @@ from labkit.lab.evals.task import run
 from labkit.lab.evals.text import Text, score
 from labkit.model.tiny import tiny_model
 from labkit.quant import quantize_model
-
-
-class Letters:
-    def encode(self, text):
-        return [byte % 96 for byte in text.encode()]
-
-    def decode(self, ids):
-        return "".join(chr(32 + i) for i in ids)
 
 
 def passages(lengths=(40, 17, 200), slice="code"):
@@ -79,7 +72,7 @@ def test_the_kl_is_zero_for_the_same_model_and_positive_for_others():
 
 def test_cut_keeps_the_limit_and_counts_bytes():
     documents = [("a", "x" * 25), ("b", "y" * 100), ("c", "z")]
-    made = cut(documents, "code", Letters(), limit=60, length=20)
+    made = cut(documents, "code", byte_tokenizer(), limit=60, length=20)
     assert [(p.id, len(p.tokens)) for p in made] == [
         ("a:0", 20),
         ("a:20", 5),
@@ -88,7 +81,7 @@ def test_cut_keeps_the_limit_and_counts_bytes():
     ]
     assert [p.nbytes for p in made] == [19, 4, 19, 14]
     assert (
-        len(cut(documents, "code", Letters(), None, 512)) == 2
+        len(cut(documents, "code", byte_tokenizer(), None, 512)) == 2
     )  # one token has nothing to predict
 
 

@@ -52,6 +52,15 @@ def test_a_sliding_window_scores_every_token_except_the_first_once(byte_model, l
         cut([("doc", text)], "code", byte_model.tokenizer, None, 10, 10)
 
 
+@pytest.mark.parametrize("text", ["ภาษาไทย" * 9, "हिन्दी " * 9, "🙂🙃" * 20, "plain and größer" * 4])
+@pytest.mark.parametrize(("length", "overlap"), [(64, 0), (10, 0), (16, 9), (7, 1)])
+def test_the_bytes_of_a_passage_are_those_of_its_tokens(byte_model, text, length, overlap):
+    pieces = cut([("doc", text)], "th", byte_model.tokenizer, None, length, overlap)
+    assert [p.nbytes for p in pieces] == [len(p.tokens) - p.first for p in pieces]
+    if overlap:
+        assert sum(p.nbytes for p in pieces) == len(text.encode()) - 1
+
+
 def test_context_tokens_are_read_and_not_scored(byte_model):
     whole = PASSAGES[0]
     late = Passage("late", "code", whole.tokens, 20, first=20)
