@@ -274,6 +274,6 @@ def test_the_decoder_checks_counts_with_and_without_a_cache(cached, counts):
 def test_a_batch_of_another_size_than_the_cache_raises(kind, rows):
     model = tiny_model()
     cache = model.new_cache(3, 16, kind)
-    with pytest.raises(BadRequest, match=f"{rows} rows of tokens came to a cache of 3"):
+    with pytest.raises(BadRequest, match=f"The cache has 3 rows and the tokens {rows}"):
         model(torch.ones(rows, 4, dtype=torch.long), cache)
     assert cache.lengths == (0, 0, 0)
