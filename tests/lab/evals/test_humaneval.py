@@ -1,5 +1,6 @@
 """HumanEval: prompts, programs in answers, controls, and equal records in every run."""
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -111,6 +112,48 @@ ANSWERS = {
     "a body without indentation": "```python\ny = x\nif y:\n    y += 3\nreturn y\n```",
     "a bare body": "    return x + 3\n",
     "a bare body without indentation": "return x + 3",
+    "a draft within a thought": f"<think>\n```python\ndef f(x):\n    return 0\n```\n</think>\n```python\n{FUNCTION}```",
+    "a correction": f"```python\ndef f(x):\n    return 0\n```\nThat is wrong. Correct:\n```python\n{FUNCTION}```",
+    "a wrong first block that fails when it runs": f"```python\ndef f(x):\n    return 0\nassert f(1) == 4\n```\nCorrect:\n```python\n{FUNCTION}```",
+    "a helper in another block": "```python\ndef g(x):\n    return x + THREE\n```\nand\n```python\ndef f(x):\n    return g(x)\n```\nwith\n```\nTHREE = 3\n```",
+    "an example after it": f"```python\n{FUNCTION}```\nUse:\n```python\nprint(f(1))\n```\nIt prints\n```\n4\n```",
+    "a stub after it": f"```python\n{FUNCTION}```\nThe signature is\n```python\ndef f(x):\n    ...\n```",
+    "the prompt repeated, then the function": f"```python\n{PROBLEMS[0].prompt}```\n\n```python\n{FUNCTION}```",
+    "the prompt repeated, then the body": f"```python\n{PROBLEMS[0].prompt}```\n\n```python\n    return x + 3\n```",
+    "a body, then an example": "```python\nreturn x + 3\n```\n```python\nprint(f(1))\n```",
+    "future imports": f"```python\nfrom __future__ import annotations\n{FUNCTION}```",
+    "future imports after a text": f'```python\n"""Adds."""\nfrom __future__ import (\n    annotations,\n)\n{FUNCTION}```',
+    "future imports in two blocks": f"```python\nfrom __future__ import annotations\n```\n```python\nfrom __future__ import annotations\n{FUNCTION}```",
+    "future imports before a body": "```python\nfrom __future__ import annotations\nreturn x + 3\n```",
+    "only a closing fence": f"{FUNCTION}```\n",
+    "only a closing fence, then prose": f"{FUNCTION}```\nThis function adds three.",
+    "a body and a closing fence": "    return x + 3\n```",
+    "code on the line of the fence": "```def f(x): return x + 3\n```",
+    "all on one line": "```python def f(x): return x + 3```",
+    "a fence in a docstring": '```python\ndef f(x):\n    """Add.\n\n    ```\n    f(1)\n    ```\n    """\n    return x + 3\n```',
+    "a fence in a bare docstring": 'def f(x):\n    """Add.\n\n    ```\n    f(1)\n    ```\n    """\n    return x + 3\n',
+    "a body indented by tabs": "```python\n\ty = x\n\treturn y + 3\n```",
+    "lines of spaces within a text": '```python\n    if "a\\n  \\nb" == """a\n  \nb""":\n        return x + 3\n```',
+    "lines of spaces within a text of a function": '```python\ndef f(x):\n    if "a\\n  \\nb" == """a\n  \nb""":\n        return x + 3\n```',
+    "bare, then a sentence like code": f"{FUNCTION}\nfor example, f(1) is 4.",
+    "bare, then one word": f"{FUNCTION}\nDone",
+    "a bare body, then prose": "    return x + 3\n\nThis function adds three.",
+    "a lambda": "```python\nf = lambda x: x + 3\n```",
+    "four backticks": f"````python\n{FUNCTION}````",
+    "tildes": f"~~~python\n{FUNCTION}~~~",
+    "CRLF": f"```python\n{FUNCTION}```".replace("\n", "\r\n"),
+}
+WRONG = {
+    "a line that does not parse": "```python\ndef f(x):\n    return x + 3\n    retrun x y\n```",
+    "no colon": "```python\ndef f(x)\n    return x + 3\n```",
+    "a thought without an end": f"<think>\n```python\n{FUNCTION}```\nBut",
+    "only the prompt": f"```python\n{PROBLEMS[0].prompt}```",
+    "only a stub": "```python\ndef f(x):\n    raise NotImplementedError\n```",
+    "another function": "```python\ndef f_two(x):\n    return x + 3\n```",
+    "a wrong last block": f"```python\n{FUNCTION}```\nBetter:\n```python\ndef f(x):\n    return 0\n```",
+    "a great integer": f"```python\ndef f(x):\n    return 0x{'f' * 9999}\n```",
+    "deep brackets": "```python\ndef f(x):\n    return " + "(" * 5000 + "\n```",
+    "half a character": "```python\ndef f(x):\n    return '\ud83d'\n```",
 }
 
 
@@ -119,6 +162,79 @@ def test_an_answer_becomes_a_program(kind):
     space = {}
     exec(program(PROBLEMS[0], ANSWERS[kind], "chat"), space)  # our own texts
     assert space["f"](1) == 4 and space["f"](5) == 8
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_answer_stays_wrong(kind):
+    space = {}
+    try:
+        exec(program(PROBLEMS[0], WRONG[kind], "chat"), space)
+        value = space["f"](1)
+    except Exception as error:
+        value = error
+    assert value != 4
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("    return x + 3\n\n\n@staticmethod", True),
+        ("    return x + 3\n\n\n# Test\nassert f(", True),
+        ("    return x + 3\n\nfor i in range(3):\n    f(", True),
+        ("    y = x + 1\n# two more\n    return y + 2\n", True),
+        ('    y = """\ndefault"""\n    return x + 3', True),
+        ("    return x + 3\n    y = (\n", False),
+        ("    return x + 3\n# more\n    retrun y z\n", False),
+        ("return x + 3\n", False),
+    ],
+)
+def test_a_plain_program_ends_with_its_function(completion, right):
+    cut = min([completion.find(stop) for stop in STOP if stop in completion], default=None)
+    space = {}
+    try:
+        exec(program(PROBLEMS[0], completion[:cut], "plain"), space)
+        assert (space["f"](1) == 4) is right
+    except SyntaxError:
+        assert not right
+
+
+FORMS = {
+    "fenced": "Here:\n```python\n{0}\n```\nIt works.",
+    "bare": "{0}",
+    "bare with prose": "Sure, this works.\n\n{0}\n\nThis function works.",
+    "unclosed": "```python\n{0}",
+    "closing fence": "{0}\n```\nDone.",
+    "after a thought": "<think>\n```python\ndef f(x):\n    pass\n```\n</think>\n```\n{0}\n```",
+    "in a list": "1. So:\n   ```python\n   {0}\n   ```",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+@pytest.mark.parametrize("form", FORMS)
+def test_every_reference_keeps_its_syntax_tree_in_each_form(form):
+    from labkit.lab.texts import humaneval
+
+    def function(code, name):
+        *_, found = (n for n in ast.parse(code).body if getattr(n, "name", None) == name)
+        found.body = [
+            n for n in found.body if ast.get_docstring(found) is None or n is not found.body[0]
+        ]
+        return ast.dump(found)
+
+    for given in humaneval():
+        whole = given.prompt + given.canonical_solution
+        expected = function(whole, given.entry_point)
+        assert program(given, given.canonical_solution, "plain").strip() == whole.strip()
+        bodies = (whole, "from __future__ import annotations\n" + whole, given.canonical_solution)
+        for text in bodies:
+            if form == "bare with prose" and text is given.canonical_solution:
+                continue  # nothing marks where the prose before a bare body ends
+            if form == "in a list":
+                text = text.replace("\n", "\n   ")
+            code = program(given, FORMS[form].format(text), "chat")
+            compile(code, "program", "exec")
+            assert function(code, given.entry_point) == expected, (given.task_id, text)
 
 
 def test_the_prompts_imports_and_helpers_stay_with_a_whole_function():
@@ -238,7 +354,7 @@ def test_plain_text_stops_where_something_new_begins(own, model, monkeypatch):
 
     monkeypatch.setattr(task_file, "generate", fake)
     list(make(model, **SHORT).score(model, make(model, limit=1, **SHORT).items()))
-    assert seen["stop"] == STOP and {"\nclass", "\ndef", "\n#", "\nif", "\nprint"} <= set(STOP)
+    assert seen["stop"] == STOP and {"\nclass ", "\ndef ", "\n@", "\nif ", "\nprint("} <= set(STOP)
     list(make(model, **SHORT | {"mode": "chat"}).score(model, make(model, limit=1).items()))
     assert seen["stop"] == ()
 
