@@ -219,6 +219,30 @@ BUSY = {
 }
 
 
+DEAR = {  # a result that keeps the trusted side busy, and a process that would outlive it
+    "to read": ("Fraction", "'1e400000000'"),
+    "to compare": ("Decimal", "'1e99999999'"),
+}
+
+
+@executes
+@pytest.mark.parametrize("walls", [True, False], ids=["best", "limits alone"])
+@pytest.mark.parametrize("how", DEAR)
+def test_a_result_that_is_dear_to_read_or_compare_ends_at_the_time_limit(how, walls):
+    isolation = None if walls else weak()
+    kind, text = DEAR[how]
+    code = (
+        f"import os\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        f"class F({kind}):\n    def __str__(self):\n        return {text}\n"
+        f"def f(x):\n    if os.fork() == 0:\n        os.setsid()\n"
+        f"        os.execlp('sleep', 'sleep', '{hostile.SLEEP}')\n    return F(1)\n"
+    )
+    test = "def check(candidate):\n    assert int(candidate(1)) == 2\n"
+    verdict = check(Sample(code, test, "f"), Limits(timeout_s=0.3, processes=256), isolation)
+    assert (verdict.outcome, verdict.kind) == ("failed", "timeout") and verdict.seconds < 10
+    assert not hostile.left_behind()
+
+
 @executes
 @pytest.mark.parametrize("how", BUSY)
 def test_the_time_limit_is_kept(how):

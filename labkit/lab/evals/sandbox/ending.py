@@ -61,16 +61,40 @@ def end_everything(process, uid):
     return left
 
 
-def descendants():
-    """Return the ids of the processes below this one; an empty list if there is no /proc."""
-    children, found, todo = {}, [], [os.getpid()]
+def end_grader(process, uid):
+    """Kill a grader that no longer answers, and all processes below it. Runs outside it."""
+    if os.name != "posix":
+        command = ["taskkill", "/T", "/F", "/PID", str(process.pid)]
+        subprocess.run(command, capture_output=True, check=False)
+    until = time.monotonic() + 10
+    while (below := descendants(process.pid)) and time.monotonic() < until:
+        for signal in (19, 9):  # the grader lives, so orphans stay below it
+            for pid in below:
+                with suppress(OSError):
+                    os.kill(pid, signal)
+        time.sleep(0.005)
+    process.kill()
+    if uid is not None:
+        command = ["/bin/sh", "-c", "kill -9 -1"]
+        subprocess.run(command, user=uid, group=uid, extra_groups=[], check=False)
+
+
+def descendants(root=None):
+    """Return the ids of the running processes below `root`; None is this process.
+
+    The list is empty if there is no /proc.
+    """
+    children, found, todo = {}, [], [root or os.getpid()]
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
             except OSError:
                 continue
+            if root is not None and state == b"Z":  # it has ended and waits for its parent
+                continue
+            parent = int(parent)
             children.setdefault(parent, []).append(int(name))
     while todo:
         below = children.get(todo.pop(), [])

@@ -1,13 +1,14 @@
 """The trusted side: one process per sample that has the tests, calls the child, and judges.
 
 It reads one job (a line of JSON) from its standard input. It writes "started" when untrusted code
-is about to run. It writes the verdict when the child and every process of the child are dead. The
+is about to run, and "judged" when it no longer does. It writes the verdict when the child and every process of the child are dead. The
 child can find the tests on no disk, in no argument list and in no process of its own. An error
 before "started" gives the verdict "could not run". Only the standard library is used.
 
 One queue receives all events: an answer, too much output, the child's end, the parent's end. The
 wall clock is checked while waiting for the next event. There are no signals and no alarms, so the
-grader works the same on every system.
+grader works the same on every system. A result that takes long to read or to compare keeps this
+process busy past its time; then pool.py ends it.
 """
 
 import builtins
@@ -199,6 +200,7 @@ def main():
         verdict = ("could not run", None, f"it does not start: {reason}")
         if reason is None:
             verdict = judge(child, job)
+            print("judged", flush=True)
     except OSError as error:
         verdict = "could not run", None, f"it does not start: {error}"
     except GivenUp:

@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from labkit.errors import Number, check_fields
+from labkit.lab.evals.sandbox.ending import end_grader
 from labkit.lab.evals.sandbox.isolation import (
     ALLOW,
     BUBBLEWRAP,
@@ -38,6 +39,7 @@ from labkit.lab.measure.machine import available_cores
 
 GRADER = Path(__file__).with_name("grader.py")
 START_S = 60.0  # for both processes to start on a busy machine, in addition to the sample's time
+GRACE_S = 1.0  # for the grader to say that the sample's time is over
 PASSED, FAILED, COULD_NOT_RUN = "passed", "failed", "could not run"
 
 
@@ -173,10 +175,12 @@ def _judge(
             start_new_session=True,
             env=env | {"PYTHONHASHSEED": "0"},
         )
-        lines = _talk(grader, job, limits.timeout_s + START_S, cancelled)
+        lines, late = _talk(grader, job, cancelled)
     seconds = time.perf_counter() - began
     if lines and lines[-1].startswith("["):
         return Verdict(*json.loads(lines[-1]), seconds)
+    if lines == ["started"] and late:  # its result keeps the grader busy
+        return Verdict(FAILED, "timeout", f"not done after {limits.timeout_s:g} s", seconds)
     if lines[:1] == ["started"]:  # so the sample ended the grader
         return Verdict(FAILED, "exit", "its grader ended without a verdict", seconds)
     reason = f"the grader does not start: {' '.join(lines)[-300:]}"
@@ -184,40 +188,47 @@ def _judge(
 
 
 def _talk(
-    grader: subprocess.Popen, job: dict, limit_s: float, cancelled: threading.Event
-) -> list[str]:
-    """Send the job to the grader and return the lines that it prints.
+    grader: subprocess.Popen, job: dict, cancelled: threading.Event
+) -> tuple[list[str], bool]:
+    """Send the job to the grader; return the lines that it prints, and whether it was late.
 
     Its input stays open until it is done. When its input ends, a grader stops and cleans up.
     """
     errors: list[bytes] = []
     listener = threading.Thread(target=lambda: errors.append(grader.stderr.read()), daemon=True)
     listener.start()
-    watch = threading.Thread(target=_watch, args=(grader, limit_s, cancelled), daemon=True)
-    watch.start()
+    until = [time.monotonic() + START_S]  # moved by the lines of the grader
+    rest = (grader, job["kill_uid"], until, cancelled)
+    threading.Thread(target=_watch, args=rest, daemon=True).start()
     with suppress(OSError, ValueError):  # it may have ended; read what it printed
         grader.stdin.write(json.dumps(job).encode() + b"\n")
         grader.stdin.flush()
-    lines = grader.stdout.read().decode(errors="replace").splitlines()
+    lines = []
+    for line in grader.stdout:
+        lines.append(line.decode(errors="replace").rstrip("\n"))
+        extra = job["limits"]["timeout_s"] + GRACE_S if lines[-1] == "started" else START_S
+        until[0] = time.monotonic() + extra
     grader.wait()
+    late = time.monotonic() > until[0]
     listener.join(1.0)
     for pipe in (grader.stdin, grader.stdout):
         with suppress(OSError):
             pipe.close()
-    return lines or b"".join(errors).decode(errors="replace").splitlines()[-1:]
+    return lines or b"".join(errors).decode(errors="replace").splitlines()[-1:], late
 
 
-def _watch(grader: subprocess.Popen, limit_s: float, cancelled: threading.Event) -> None:
-    """Stop the grader when the run is cancelled or `limit_s` seconds have passed."""
-    until = time.monotonic() + limit_s
+def _watch(
+    grader: subprocess.Popen, uid: int | None, until: list[float], cancelled: threading.Event
+) -> None:
+    """Stop the grader when the run is cancelled or the time `until[0]` has passed."""
     while grader.poll() is None:
-        if cancelled.wait(0.05) or time.monotonic() > until:
+        if cancelled.wait(0.05) or time.monotonic() > until[0]:
             with suppress(OSError):
                 grader.stdin.close()  # so it stops and cleans up
             try:
-                grader.wait(15)
+                grader.wait(15 if cancelled.is_set() else 0.5)
             except subprocess.TimeoutExpired:
-                grader.kill()
+                end_grader(grader, uid)
             return
 
 
