@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import BadRequest, Number, OrNone, Rule, Whole
+from labkit.errors import BadRequest, Number, OneOf, OrNone, Rule, Whole
 from labkit.files import read_json_object
 from labkit.plan.kv import KVShape, LayerKV
 
@@ -37,32 +37,47 @@ class Architecture:
     gated: bool = True
     experts: bool = False
     full_every: int = 1  # every n-th layer has no window; 0: all layers have the config's window
+    windows_first: bool = False  # windows before layer `max_window_layers`, not from it on
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_QWEN: dict[str, Any] = {"max_position_embeddings": 32768, "use_sliding_window": False}
-_QWEN |= {"sliding_window": 4096, "max_window_layers": 28}
+_QWEN: dict[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+_QWEN |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_QWEN2_MOE = _QWEN | {"num_key_value_heads": 16, "moe_intermediate_size": 1408}
+_QWEN2_MOE |= {"shared_expert_intermediate_size": 5632}
+_QWEN3_MOE: dict[str, Any] = {"max_position_embeddings": 32768, "num_key_value_heads": 4}
+_QWEN3_MOE |= {"use_sliding_window": False, "sliding_window": 4096, "moe_intermediate_size": 768}
 _GEMMA: dict[str, Any] = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096}
+_GEMMA |= {"max_position_embeddings": 8192, "num_key_value_heads": 4}
 _GEMMA3 = _GEMMA | {"max_position_embeddings": 131072, "vocab_size": 262208}
-_GEMMA3 |= {"num_attention_heads": 8, "num_key_value_heads": 4, "query_pre_attn_scalar": 256}
+_GEMMA3 |= {"num_attention_heads": 8, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}
 _GEMMA3 |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
-_MISTRAL = {"max_position_embeddings": 131072, "sliding_window": 4096}
-_GPT_OSS = {"sliding_window": 128}
-_GPT2 = {"tie_word_embeddings": True}
+_MIXTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+_MISTRAL = _MIXTRAL | {"sliding_window": 4096}
+_DEEPSEEK2: dict[str, Any] = {"max_position_embeddings": 2048, "q_lora_rank": 1536}
+_DEEPSEEK2 |= {"moe_intermediate_size": 1407, "n_shared_experts": 2, "kv_lora_rank": 512}
+_DEEPSEEK2 |= {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_DEEPSEEK3 = _DEEPSEEK2 | {"max_position_embeddings": 4096, "moe_intermediate_size": 2048}
+_DEEPSEEK3 |= {"n_shared_experts": 1, "first_k_dense_replace": 3}
+_GPT_OSS = {"sliding_window": 128, "head_dim": 64, "num_key_value_heads": 8}
+_GPT_OSS |= {"max_position_embeddings": 131072}
+_GPT2 = {"tie_word_embeddings": True, "max_position_embeddings": 1024}
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(defaults={"max_position_embeddings": 2048}),
     "mistral": Architecture(full_every=0, defaults=_MISTRAL),
-    "phi3": Architecture(full_every=0),
+    "phi3": Architecture(full_every=0, defaults={"max_position_embeddings": 4096}),
     "qwen2": Architecture(("qkv",), full_every=0, defaults=_QWEN),
     "qwen3": Architecture(qk_norm=True, full_every=0, defaults=_QWEN | {"head_dim": 128}),
-    "gemma": Architecture(defaults=_GEMMA),
+    "gemma": Architecture(defaults=_GEMMA | {"num_key_value_heads": 16}),
     "gemma2": Architecture(norms=4, full_every=2, defaults=_GEMMA),
     "gemma3_text": Architecture(norms=4, qk_norm=True, full_every=6, defaults=_GEMMA3),
-    "mixtral": Architecture(experts=True, full_every=0),
-    "qwen2_moe": Architecture(("qkv",), experts=True, full_every=0, defaults=_QWEN),
-    "qwen3_moe": Architecture(qk_norm=True, experts=True, full_every=0, defaults=_QWEN),
-    "deepseek_v2": Architecture(experts=True),
-    "deepseek_v3": Architecture(experts=True),
+    "mixtral": Architecture(experts=True, full_every=0, defaults=_MIXTRAL),
+    "qwen2_moe": Architecture(
+        ("qkv",), experts=True, full_every=2, windows_first=True, defaults=_QWEN2_MOE
+    ),
+    "qwen3_moe": Architecture(qk_norm=True, experts=True, full_every=0, defaults=_QWEN3_MOE),
+    "deepseek_v2": Architecture(experts=True, defaults=_DEEPSEEK2),
+    "deepseek_v3": Architecture(experts=True, defaults=_DEEPSEEK3),
     "gpt_oss": Architecture(
         ("qkv", "o", "experts", "sinks"), experts=True, full_every=2, defaults=_GPT_OSS
     ),
@@ -101,7 +116,7 @@ def read_config(source: ConfigSource) -> dict[str, Any]:
             ) from None
     config: dict = dict(source)
     if isinstance(text := config.get("text_config"), Mapping):
-        shared = ("model_type", "tie_word_embeddings", "torch_dtype", "dtype")
+        shared = "model_type tie_word_embeddings torch_dtype dtype quantization_config".split()
         config = {key: config[key] for key in shared if config.get(key) is not None} | dict(text)
     return {_OTHER_KEYS.get(key, key): value for key, value in config.items()}
 
@@ -176,19 +191,41 @@ class HubConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer (None: full attention)."""
         layers, kinds = self.num_layers, self.get("layer_types")
-        stated = kinds is not None or self.get("sliding_window") is not None
-        if not stated or not self.get("use_sliding_window", True):
-            return (None,) * layers
         if kinds is None:
-            period = self.get("sliding_window_pattern", self.kind.full_every)
-            first = self.get("max_window_layers", 0)
-            full = [i < first or (period > 0 and (i + 1) % period == 0) for i in range(layers)]
+            period = self._read("sliding_window_pattern", self.kind.full_every)
+            first, early = self._read("max_window_layers", 0), self.kind.windows_first
+            full = [
+                (i < first) != early or (period and not (i + 1) % period) for i in range(layers)
+            ]
             kinds = ["full_attention" if one else "sliding_attention" for one in full]
         if len(kinds) != layers:
             raise BadRequest(f"layer_types has {len(kinds)} entries; give one per layer, {layers}.")
-        return tuple(
-            self.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds
-        )
+        for kind in kinds:
+            _checked("layer_types", kind, OneOf("full_attention", "sliding_attention"))
+        windowed = self.get("sliding_window") and self._read("use_sliding_window", True)
+        window = self.number("sliding_window") if windowed else None
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def _read(self, key: str, default: Any) -> Any:
+        """Return a field that this architecture reads; others keep the default."""
+        return self.get(key, default) if key in self.kind.defaults else default
+
+    @property
+    def quantization(self) -> str | None:
+        """The method of a quantized checkpoint; None if its weights are not quantized."""
+        settings = _checked("quantization_config", self.get("quantization_config"), _OBJECT)
+        return None if settings is None else str(settings.get("quant_method", "unknown"))
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest context, which YaRN and linear scaling stretch by their factor."""
+        stated, factor = self.get("max_position_embeddings"), self.rope.get("factor") or 1
+        if stated is None or self.rope["rope_type"] not in ("yarn", "linear"):
+            return stated
+        if self.architecture == "gemma3_text":  # states the stretched context
+            return stated
+        original = self.rope.get("original_max_position_embeddings") or stated
+        return max(stated, int(original * _checked("factor", factor, Number(1))))
 
     @cached_property
     def rope(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Matrix:
 class ModelShape:
     """The shapes of a decoder-only model.
 
-    `dtype` is that of its checkpoint: bf16, fp16 or fp32.
+    `dtype` is that of its checkpoint, or of its unquantized part: bf16, fp16 or fp32.
     """
 
     name: str
@@ -65,6 +65,7 @@ class ModelShape:
     dtype: str = "bf16"
     max_positions: int | None = None
     num_experts: int = 0
+    quantization: str | None = None  # method of a quantized checkpoint, such as gptq
 
     @property
     def num_layers(self) -> int:
@@ -113,8 +114,9 @@ def model_shape(source: ConfigSource, name: str | None = None) -> ModelShape:
         kv=kv_shape(config),
         tied=tied,
         dtype=SHORT_NAMES.get(dtype, "bf16"),
-        max_positions=config.get("max_position_embeddings"),
+        max_positions=config.max_positions,
         num_experts=config.num_experts,
+        quantization=config.quantization,
     )
 
 
@@ -171,7 +173,8 @@ def _latent_attention(config: HubConfig) -> Part:
 
 def _mlp(config: HubConfig) -> Part:
     hidden = config.number("hidden_size")
-    inner = config.get("intermediate_size", 4 * hidden)
+    gpt2 = config.architecture == "gpt2" and config.get("intermediate_size") is None
+    inner = 4 * hidden if gpt2 else config.number("intermediate_size")
     bias = "mlp" in config.kind.biases or bool(config.get("mlp_bias", False))
     return _feed_forward(config, inner), ((1 + config.kind.gated) * inner + hidden) * bias
 

@@ -189,6 +189,8 @@ def test_plan_prints_its_keys_and_the_sum(capsys):
 def test_a_plan_that_does_not_fit_exits_with_1(capsys):
     assert main(["plan", "--model", "llama-3.1-8b", "--budget", "1GiB", "--json"]) == 1
     assert last_object(capsys.readouterr())["max_sequences"] == 0
+    eight = ["plan", "--model", "llama-3.1-8b", "--sequences", "8", "--tokens", "32768"]
+    assert main([*eight, "--budget", "24GiB", "--json"]) == 1
 
 
 @dataclass

@@ -23,7 +23,7 @@ def plan(
 ) -> int:
     """Show the memory of weights, KV cache and arithmetic, and how many sequences fit.
 
-    Exits 1 if not even one sequence fits.
+    Exits 1 if the sequences do not fit into the budget.
 
     \b
     Example:  labkit plan --model llama-3.1-8b --tokens 8192 --recipe int4 --budget 16GiB
@@ -32,9 +32,10 @@ def plan(
 
     if model and config:
         raise BadRequest(f"--model {model} and --config {config} are two models; give one of them")
-    if config is not None and not config.is_file():
+    if config is not None and not (config / "config.json" if config.is_dir() else config).exists():
         raise BadRequest(f"There is no file {str(config)!r}; give a model's config.json")
     name = str(config or model or "default")
     result = memory.plan(name, tokens, sequences, recipe, kv_format, budget)
     answer(result, as_json, memory.render(result))
-    return 1 if result["max_sequences"] == 0 else 0
+    fits = result["max_sequences"]
+    return 1 if fits is not None and fits < sequences else 0

@@ -59,12 +59,18 @@ def plan(
 
     `model`: as for `resolve`. `tokens`: per sequence. `recipe`: the format of the
     weights: fp32, bf16, int8, int4, a number format or a GGUF type. `kv_format`: the
-    format of the cache. Both default to the dtype of the checkpoint. `budget`: bytes,
-    or a text such as "16GiB". Raises BadRequest for a value that is not valid.
+    format of the cache. Both default to the dtype of the checkpoint; a quantized
+    checkpoint needs both. `budget`: bytes, or a text such as "16GiB". Raises BadRequest for a value that is not valid.
     """
     whole_number(tokens, "tokens", 1)
     whole_number(sequences, "sequences", 1)
     shape = resolve(model)
+    if shape.quantization and (recipe is None or kv_format is None):
+        raise BadRequest(
+            f"The checkpoint of {shape.name} is quantized ({shape.quantization}), and the plan does "
+            "not read its formats; give the formats of the weights and of the cache: recipe (such "
+            "as int4) and kv_format (such as bf16)."
+        )
     recipe, kv_format = recipe or shape.dtype, kv_format or shape.dtype
     weights = weight_bytes(shape, recipe)
     compute = SHORT_NAMES.get(recipe, recipe)

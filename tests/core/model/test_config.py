@@ -23,9 +23,8 @@ def test_head_dim_is_derived_only_if_the_config_does_not_state_it():
     assert ModelConfig.from_hf(LLAMA).head_dim == 8
     assert ModelConfig.from_hf(LLAMA | {"head_dim": None}).head_dim == 8
     assert ModelConfig.from_hf(LLAMA | {"head_dim": 16}).q_size == 128
-    assert (
-        ModelConfig.from_hf(LLAMA | {"model_type": "qwen3"}).head_dim == 128
-    )  # Qwen3's own default
+    qwen = LLAMA | {"model_type": "qwen3", "num_key_value_heads": 8}
+    assert ModelConfig.from_hf(qwen).head_dim == 128  # Qwen3's own default
 
 
 def test_without_a_number_of_kv_heads_each_query_head_has_its_own():

@@ -294,3 +294,63 @@ def test_planning_needs_no_torch():
         "import labkit.plan.time, labkit.lab.plan.operator_times; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "gpt2"])
+def test_a_missing_key_has_the_default_of_transformers_or_raises_with_its_name(kind):
+    configuration = pytest.importorskip("transformers").CONFIG_MAPPING[kind]
+    sizes = {"num_attention_heads": 64, "num_key_value_heads": 4, "hidden_size": 4096}
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    base = {**SMALL, **CONFIGS[kind], **sizes, **windows}
+    for key in base:
+        fields = {name: value for name, value in base.items() if name != key}
+        theirs = configuration(**fields)
+        try:
+            ours = kv_shape({"model_type": kind, **fields})
+        except BadRequest as error:
+            assert key in str(error)
+            continue
+        layer = ours.layers[0]
+        if layer.latent_dim is not None:
+            assert (layer.latent_dim, layer.rope_dim) == (
+                theirs.kv_lora_rank,
+                theirs.qk_rope_head_dim,
+            )
+            continue
+        heads = theirs.num_attention_heads
+        width = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
+        assert (layer.num_kv_heads, layer.head_dim) == (theirs.num_key_value_heads, width), key
+        kinds = getattr(theirs, "layer_types", None)
+        if kind not in ("llama", "gemma"):  # these ignore a window
+            window = theirs.sliding_window
+            expected = [
+                window if kinds is None or "sliding" in one else None
+                for one in kinds or [""] * len(ours.layers)
+            ]
+            assert [one.window for one in ours.layers] == expected, key
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "chunked_attention", "mamba", "sliding", 3])
+def test_a_layer_kind_that_is_not_known_raises_with_its_name(kind):
+    kinds = [kind, "full_attention"]
+    with pytest.raises(BadRequest, match=str(kind)):
+        kv_shape({**LLAMA, "model_type": "qwen3", "layer_types": kinds})
+
+
+@pytest.mark.parametrize("method", ["gptq", "fp8", "compressed-tensors"])
+def test_a_quantized_checkpoint_needs_the_formats(method):
+    config = {**LLAMA, "quantization_config": {"quant_method": method}}
+    with pytest.raises(BadRequest, match=method):
+        plan(config)
+    with pytest.raises(BadRequest, match="kv_format"):
+        plan(config, recipe="int4")
+    assert plan(config, recipe="int4", kv_format="bf16")["recipe"] == "int4"
+    with pytest.raises(BadRequest, match="mxfp4"):
+        plan("gpt-oss-20b")
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_scaled_positions_stretch_the_context(kind):
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 32}
+    config = {**LLAMA, "max_position_embeddings": 32, "rope_scaling": scaling}
+    assert model_shape(config).max_positions == 128

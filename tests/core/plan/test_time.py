@@ -109,6 +109,7 @@ def test_a_prediction_adds_up_the_operators():
             "hidden_size": 8,
             "num_hidden_layers": 3,
             "num_attention_heads": 2,
+            "num_key_value_heads": 2,
             "intermediate_size": 16,
             "vocab_size": 32,
             "sliding_window": 20,
