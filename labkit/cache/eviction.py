@@ -67,7 +67,10 @@ class EvictingCache(KVCache):
     def score(self, layer: int, queries: Tensor, scale: float | None) -> Tensor:
         """Score the cached tokens: [B, S] float32. The lowest are dropped.
 
-        `queries` [B, H, T, D] and `scale` are those of `attend`.
+        Called after the new tokens have attended; `queries` [B, H, T, D] and `scale` are
+        those of `attend`. Sinks and recent tokens stay whatever their score. In a ragged
+        batch some slots are empty (their position is NOWHERE). Their scores are ignored,
+        but a mean or a softmax over a row must leave them out.
         """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:

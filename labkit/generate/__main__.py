@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
         "speculative": {"drafter": TwoTokens()},
     }
     first: Any = None
-    print(f"{model.name}: 128 greedy tokens; each pass reads all weights once")
+    kind = "" if arguments else " (random and tiny; give a folder to see a real model)"
+    print(f"{model.name}{kind}: 128 greedy tokens; each pass reads all weights once")
     for name, options in ways.items():
         generate(model, prompt, max_new_tokens=4, **options)  # warm-up
         done: Any = generate(model, prompt, max_new_tokens=128, end_ids=(), **options)

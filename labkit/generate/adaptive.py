@@ -1,13 +1,13 @@
-"""Choose draft lengths from the running acceptance: as many tokens as pay.
+"""Choose each draft's length from the running acceptance, for the most tokens per second.
 
     alpha    running mean of accepted / examined tokens per row; older tokens count less
     length   the one with the most tokens per second for this alpha (`labkit.plan.time`)
     probing  if that length is 0, one short draft after 8, 16, 32 ... plain steps, because
              the text may have changed
 
-Costs are measured before or follow from bytes. They never come from the clock of the
-same run, so equal seeds give equal texts. Every call starts in the same state. When it
-loses: a fixed length that happens to be right is a little faster.
+Costs are measured before the run or computed from the bytes that are read. They never
+come from the clock of the same run, so equal seeds give equal texts. Every call starts in
+the same state. When it loses: the best fixed length for a text is a little faster.
 """
 
 from __future__ import annotations

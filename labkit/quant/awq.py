@@ -53,11 +53,14 @@ class Fold:
     plus_one: bool = False
 
     def shared(self, values: Tensor) -> Tensor:
-        """Average values per input [K] over the heads that share a preceding output."""
+        """Average `values` [K], one per input, over the query heads of each KV head.
+
+        The result has one value per output of the preceding operation.
+        """
         return values.view(-1, self.repeat, self.head_dim).mean(1).flatten()
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values per preceding output for each input of the linears [K]."""
+        """Repeat `values`, one per preceding output, for the query heads of each KV head."""
         return values.view(-1, 1, self.head_dim).expand(-1, self.repeat, -1).flatten()
 
     @torch.no_grad()
@@ -72,7 +75,7 @@ class Fold:
         start, stop = self.rows or (0, len(weight))
         if stop - start != len(scale):
             sizes = f"{stop - start} outputs, but there are {len(scale)} scales"
-            raise BadRequest(f"{self.preceding} has {sizes}; correct the map of folds.")
+            raise BadRequest(f"{self.preceding} has {sizes}; correct its Fold in `folds`.")
         one = 1 if self.plus_one else 0
         divisor = scale.view(-1, *[1] * (weight.ndim - 1))
         weight[start:stop] = (one + weight[start:stop]) / divisor - one

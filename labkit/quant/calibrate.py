@@ -69,7 +69,8 @@ class Calibration:
 
     sequences: token ids; the model reads each sequence from its first token.
     batch: number of sequences per forward pass.
-    include_first: False leaves out first tokens, only to measure what this costs.
+    include_first: False leaves the first token of each sequence out of the statistics;
+        for experiments only.
     forward: `forward(model, tokens, counts)` runs a batch; the default is
         `model(tokens)`.
     blocks: the model's layers in order (`model.layers`). If they are given, the model is

@@ -93,7 +93,7 @@ class DiskTier:
         Raises UntrustedFile if it is not plain, private and unchanged.
         """
         if not NAME.fullmatch(name):
-            raise UntrustedFile(f"labkit did not write the file {name[:80]!r}; move it elsewhere.")
+            raise UntrustedFile(f"The file {name[:80]!r} is not from labkit; move it elsewhere.")
         this = f"The prefix {name[:8]}..."
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:

@@ -62,7 +62,7 @@ def layout(part: Part, heads: int, width: int) -> dict[str, Store]:
 def resized(
     stores: dict[str, Store], old: dict[str, Tensor], rows: int, slots: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return zeros for `slots` slots of each row, with the content of `old`, if any."""
+    """Return tensors for `slots` slots per row; `old` fills their start, zeros the rest."""
     return {
         name: grown(old.get(name), (rows, s.heads, slots // s.per, s.width), s.dtype, device)
         for name, s in stores.items()

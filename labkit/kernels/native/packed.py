@@ -13,8 +13,8 @@ the group follow: per 32 columns, lines of 64 bytes, each with 4 bytes for each 
     bytes = blocks * 16 rows * (K padded) * bits / 8 + 64 per group and block
     (int4_g32_min: 5 bits per weight, as in the format itself)
 
-Symmetric codes are stored plus half their range (8 or 128), because `dot4` needs
-unsigned weights. Rows are padded with zeros to a multiple of 16, and columns to a
+Half the range (8 or 128) is added to symmetric codes, because `dot4` needs unsigned
+weights. Rows are padded with zeros to a multiple of 16, and columns to a
 multiple of 32 (or of the group). Packing is exact: `unpacked` returns the numbers of
 the format.
 """

@@ -26,10 +26,10 @@ MOST_QUERIES = 16  # tokens per row
 
 
 class Rows:
-    """Where the tokens of each row are; made once per pass.
+    """The positions and blocks of the tokens of each row; one object serves all layers.
 
     The new tokens of row b have the positions starts[b] to starts[b] + counts[b] - 1.
-    Without `tables` [B, n], each row is one block.
+    `tables` [B, n] lists the blocks of each row. Without it, row b is block b.
     """
 
     def __init__(self, starts: Sequence[int], counts: Sequence[int], tables: Tensor | None = None):

@@ -77,9 +77,8 @@ def measure_operators(
     """Return the curves of one model shape, in seconds per layer.
 
     `make(part, rows, columns)` makes a linear layer of "blocks" or "head". By default
-    it is a plain one in `dtype`. Everything around the products is in `dtype`. `rest`
-    are curves of the same shape and dtype with other products. Their attention and step
-    are reused.
+    it is a plain one in `dtype`, as all other operators are. `rest`: earlier curves of
+    the same shape and dtype, whose attention and step are reused and not measured again.
     """
     sizes = sizes or Sizes.up_to()
     place = {"dtype": dtype, "device": device}
@@ -124,7 +123,10 @@ def seconds(call: Callable[[], object], device="cpu") -> float:
 
 
 def cold_copies(layer_bytes: int) -> int:
-    """Return how many copies (1 to 64) fill four times the last-level cache."""
+    """Return how many copies of a layer (1 to 64) are four times the last-level cache.
+
+    Reading them one after another reads each from memory, as a real step does.
+    """
     return max(1, min(64, -(-4 * last_level_cache_bytes() // layer_bytes)))
 
 

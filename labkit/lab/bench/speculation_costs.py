@@ -55,9 +55,10 @@ def measure_costs(
     repeats: int = 9,
     sizes: Sequence[int] = SIZES,
 ) -> MeasuredCosts:
-    """Time greedy passes after `prompt`, all interleaved.
+    """Time target passes of several sizes and the drafts of each drafter after `prompt`.
 
-    `length`: drafted tokens per timed draft.
+    Decoding is greedy, and the timed calls are interleaved. `sizes` are tokens per target
+    pass, and `length` is the number of tokens per draft.
     """
     budget = repeats + 2 + length + max(sizes)
     states: list = []

@@ -8,8 +8,8 @@ allocated.
 
     bytes read per step = rows * span * bytes per token    (span >= the longest row)
 
-When it loses: a step also reads the span - length slots after the last token, and it
-needs a mask, which a contiguous cache does not. Without a graph it is therefore slower.
+When it loses: without a graph. Each step also reads the span - length empty slots after
+the last token, and attention needs a mask. A contiguous cache needs neither.
 """
 
 from __future__ import annotations

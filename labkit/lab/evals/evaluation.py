@@ -60,14 +60,16 @@ class Evaluation:
 
     def _check_earlier(self, against: Path) -> None:
         if not against.is_file():
-            raise BadRequest(f"There is no file {against}; write one with --out for --against.")
+            raise BadRequest(f"There is no file {against}; make it by a run with --out {against}.")
         if self.out is not None and self.out.exists() and self.out.samefile(against):
             raise BadRequest(f"--out and --against are both {against}; give another --out.")
         known = tasks_in(against)
         for name in (Path(name).stem if is_own(name) else name for name in self.tasks):
             if name not in known:
                 tasks = ", ".join(known) or "no task"
-                raise BadRequest(f"{against} has {tasks} and not {name}; run {name} there first.")
+                raise BadRequest(
+                    f"{against} has {tasks}, not {name}; run {name} with --out {against}."
+                )
 
 
 def evaluate(asked: Evaluation, progress: Callable[[str], object] = lambda line: None) -> dict:

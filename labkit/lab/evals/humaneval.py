@@ -105,7 +105,7 @@ class HumanEval:
     def score(self, model, items: Sequence[Item]) -> Iterator[ItemScore]:
         """Generate and judge one batch together; read the references one by one."""
         if model.tokenizer is None:
-            raise BadRequest("HumanEval is text and this model has no tokenizer; load another.")
+            raise BadRequest("HumanEval needs a tokenizer and this model has none; load another.")
         prompts = [self.prompt_ids(model, item.problem) for item in items]
         written, judged = [None] * len(items), [()] * len(items)
         if self._blocked is None:

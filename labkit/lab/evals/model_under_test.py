@@ -31,11 +31,13 @@ from labkit.quant.recipe import Recipe
 
 @dataclass
 class ModelUnderTest:
-    """A model as the options of `labkit eval` name it. It is loaded when first needed.
+    """The model to evaluate, described by the options of `labkit eval`.
+
+    It is loaded on first use.
 
     peer: another library's quantized model.
-    dtype: fp32 or bf16. None means fp32 for text, and bf16 for other tasks if the native
-        kernels run here.
+    dtype: fp32 or bf16. None means fp32 for the task text. For other tasks it means bf16 if
+        the native kernels run here, else fp32.
     seed: chooses the calibration text.
     """
 

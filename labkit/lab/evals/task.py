@@ -25,8 +25,8 @@ NOT_JUDGED = (0.0, 0.0)
 class Metric:
     """A metric of a task.
 
-    share: every item is 0 or 1 (Wilson, McNemar). Otherwise a score is a ratio of sums
-        (bootstrap).
+    share: True if each item scores 0 or 1: Wilson intervals and McNemar's test. False if
+        the score is a ratio of sums: bootstrap for both.
     chance: the score of a random choice. A score whose interval contains it is at the floor.
     """
 

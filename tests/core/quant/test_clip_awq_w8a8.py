@@ -91,7 +91,7 @@ def test_folding_does_not_change_the_model():
     for fold, size in zip(FOLDS, (64, 8)):
         fold.apply(model, torch.rand(size) + 0.5)
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
-    with pytest.raises(BadRequest, match="correct the map"):
+    with pytest.raises(BadRequest, match="correct its Fold"):
         FOLDS[1].apply(model, torch.ones(16))
 
 

@@ -279,7 +279,7 @@ def test_files_that_do_not_match_raise(tiny, prompts, tmp_path, capsys):
     assert main(["eval", prompts, "--limit", "2", "--out", before, *SHORT]) == 0
     capsys.readouterr()
     for arguments, said in (
-        (["structured", "--against", before], "has mine and not structured"),
+        (["structured", "--against", before], "has mine, not structured"),
         ([prompts, "--limit", "2", "--against", before, "--out", before], "both"),
         ([prompts, "--limit", "2", "--recipe", "int8", "--out", before, *SHORT], "recipe None"),
         ([prompts, "--limit", "3", "--against", before, *SHORT], "differ in 1 items"),
